@@ -1,0 +1,89 @@
+//! The frame of every `--json` document.
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::diagnostic::{Diagnostic, Evidence, Remedy, Retry};
+use super::exit::Exit;
+
+/// A body that can be sent as a `--json` document. The version is raised when a field is renamed,
+/// removed or changes its meaning; adding one keeps it.
+pub trait Document: Serialize {
+    /// `kdeploy/plan`, `kdeploy/status`, …
+    const SCHEMA: &'static str;
+    /// Version of that shape.
+    const VERSION: u32;
+}
+
+/// The frame: schema, version, program, time, outcome, then the body's own fields.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Envelope<B> {
+    schema: &'static str,
+    version: u32,
+    kdeploy: &'static str,
+    time: String,
+    ok: bool,
+    exit: u8,
+    #[serde(flatten)] // output only: nothing is parsed through it
+    body: B,
+}
+
+impl<B: Document> Envelope<B> {
+    /// Frames `body`, observed at `now`, for a command that ends with `exit`.
+    #[must_use]
+    pub fn new(body: B, exit: Exit, now: Timestamp) -> Self {
+        Self {
+            schema: B::SCHEMA,
+            version: B::VERSION,
+            kdeploy: env!("CARGO_PKG_VERSION"),
+            time: now.to_string(),
+            ok: exit == Exit::Done,
+            exit: exit.code(),
+            body,
+        }
+    }
+}
+
+/// The body of a failed command.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Failure {
+    error: ErrorBody,
+}
+
+impl Document for Failure {
+    const SCHEMA: &'static str = "kdeploy/error";
+    const VERSION: u32 = 1;
+}
+
+/// A diagnostic in JSON; also used for warnings inside other documents.
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+pub struct ErrorBody {
+    code: &'static str,
+    summary: String,
+    cause: String,
+    evidence: Vec<Evidence>,
+    did: Vec<String>,
+    remedy: Vec<Remedy>,
+    retry: Retry,
+}
+
+impl From<&Diagnostic> for ErrorBody {
+    fn from(diagnostic: &Diagnostic) -> Self {
+        Self {
+            code: diagnostic.code.name(),
+            summary: diagnostic.summary.clone(),
+            cause: diagnostic.cause.clone(),
+            evidence: diagnostic.evidence.clone(),
+            did: diagnostic.did.clone(),
+            remedy: diagnostic.remedy.clone(),
+            retry: diagnostic.retry,
+        }
+    }
+}
+
+impl From<&Diagnostic> for Failure {
+    fn from(diagnostic: &Diagnostic) -> Self {
+        Self { error: diagnostic.into() }
+    }
+}

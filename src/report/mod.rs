@@ -1,0 +1,19 @@
+//! What people and programs read: exit codes, error codes, diagnostics, JSON shapes, and the one
+//! door to the terminal.
+//!
+//! Reads values, decides nothing. Only `app` and `main` use this room.
+
+mod codes;
+mod diagnostic;
+mod envelope;
+mod exit;
+mod progress;
+pub mod schema;
+mod ui;
+
+pub use codes::ErrorCode;
+pub use diagnostic::{Diagnostic, Evidence, EvidenceKind, Remedy, Retry};
+pub use envelope::{Document, Envelope, Failure};
+pub use exit::Exit;
+pub use progress::Step;
+pub use ui::{ColorChoice, Ui, UiOptions};
