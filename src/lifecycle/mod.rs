@@ -1,1 +1,15 @@
-//! (room being laid)
+//! What a launch does next: log stages, the supervisor's state machine, the first error of a failed
+//! start.
+//!
+//! Pure: log bytes, exits, probe results and the clock come in as values; actions go out as values
+//! and are executed by `app`.
+
+mod failure;
+mod line;
+mod machine;
+mod stage;
+
+pub use failure::{FailureScan, FirstError};
+pub use line::{LineSplitter, LogLine, MAX_LINE};
+pub use machine::{Action, Event, Failure, Limits, Outcome, Phase, State, StopStep, step};
+pub use stage::{Mark, Measured, Stage, read_mark};
