@@ -1,1 +1,40 @@
-//! (room being laid)
+//! Processes of an engine: spawned, watched, signalled, cleaned up after.
+//!
+//! Effects. It never decides to end anything (`lifecycle` does); it proves that what it touches
+//! belongs to the launch, and does nothing when it cannot.
+
+mod runtime_dir;
+mod shm;
+mod signal;
+mod spawn;
+mod tree;
+
+pub use runtime_dir::{create_runtime_dir, remove_runtime_dir};
+pub use shm::{ShmCleaning, clean_shm, list_shm_of};
+pub use signal::{is_alive, kill, terminate};
+pub use spawn::{Spawned, become_subreaper, spawn};
+pub use tree::{Member, Tree, current_process, identify};
+
+/// Why the operating system did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The program could not be started.
+    #[error("cannot start `{program}`")]
+    Spawn {
+        /// The program.
+        program: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// /proc cannot be read.
+    #[error("cannot read /proc")]
+    Proc(#[from] procfs::ProcError),
+    /// A system call failed.
+    #[error("{what}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+}

@@ -1,1 +1,5 @@
-//! (room being laid)
+//! What is known: values with their sources, no effects.
+
+mod process;
+
+pub use process::{ProcId, RuntimeDir, ShmObject, StopReport};

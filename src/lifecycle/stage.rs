@@ -94,14 +94,18 @@ pub struct Mark {
     pub measured: Option<Measured>,
 }
 
+/// What a row takes out of its match: work done and to do, and a measured figure.
+type Taken = (Option<(u64, u64)>, Option<Measured>);
+type Take = fn(&Captures<'_>) -> Taken;
+
 /// One row: the stage that runs from this line on, and what to take out of it.
 struct Row {
     pattern: Regex,
     stage: Stage,
-    take: fn(&Captures<'_>) -> (Option<(u64, u64)>, Option<Measured>),
+    take: Take,
 }
 
-fn nothing(_: &Captures<'_>) -> (Option<(u64, u64)>, Option<Measured>) {
+fn nothing(_: &Captures<'_>) -> Taken {
     (None, None)
 }
 
@@ -109,7 +113,7 @@ fn figure<T: std::str::FromStr>(found: &Captures<'_>, group: usize) -> Option<T>
     found.get(group)?.as_str().replace(',', "").parse().ok()
 }
 
-fn count(found: &Captures<'_>) -> (Option<(u64, u64)>, Option<Measured>) {
+fn count(found: &Captures<'_>) -> Taken {
     (figure(found, 1).zip(figure(found, 2)), None)
 }
 
@@ -118,7 +122,6 @@ fn text(found: &Captures<'_>, group: usize) -> String {
 }
 
 static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
-    type Take = fn(&Captures<'_>) -> (Option<(u64, u64)>, Option<Measured>);
     let rows: &[(&str, Stage, Take)] = &[
         (r"version (\d+\.\d+\S*)$", Stage::Configure, |f| (None, Some(Measured::Version(text(f, 1))))),
         (r"^non-default args: \{", Stage::Configure, nothing),

@@ -210,11 +210,10 @@ proptest! {
                     _ => {}
                 }
             }
-            if let Phase::Stopping { step, .. } = before.phase {
-                if let Phase::Stopping { step: after, .. } = state.phase {
+            if let Phase::Stopping { step, .. } = before.phase
+                && let Phase::Stopping { step: after, .. } = state.phase {
                     prop_assert!(after >= step, "a stop never goes backwards");
                 }
-            }
         }
         // Once asked, it ends: only time, and the answer to Clean, are needed.
         (state, _) = step(state, now, Event::StopAsked, &LIMITS);

@@ -1,0 +1,82 @@
+//! Files that are either the old ones or the new ones, never half.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+
+use camino::Utf8Path;
+
+use super::StoreError;
+
+/// Writes `bytes` to `path` through a temporary file in the same directory, mode 0600, synced
+/// before and after the rename.
+///
+/// # Errors
+/// When the directory cannot be written, is full, or the rename fails; the old file is untouched then.
+pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), StoreError> {
+    let parent = path.parent().unwrap_or(Utf8Path::new("."));
+    let named =
+        |error: std::io::Error| std::io::Error::new(error.kind(), format!("cannot write `{path}`: {error}"));
+    let mut file = tempfile::Builder::new()
+        .prefix(".kdeploy-")
+        .permissions(std::fs::Permissions::from_mode(0o600))
+        .tempfile_in(parent)
+        .map_err(named)?;
+    file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(named)?;
+    file.persist(path).map_err(|error| named(error.error))?;
+    fs_err::File::open(parent).and_then(|directory| directory.sync_all())?;
+    Ok(())
+}
+
+/// Reads a file of at most `limit` bytes; `None` when it does not exist.
+///
+/// # Errors
+/// When it cannot be read, or is longer than `limit`.
+pub fn read_bounded(path: &Utf8Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
+    let file = match fs_err::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mut bytes = Vec::new();
+    file.take(limit + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        let reason = format!("it is longer than {}", crate::units::Bytes::new(limit));
+        return Err(StoreError::Unreadable { path: path.to_owned(), reason });
+    }
+    Ok(Some(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{read_bounded, write_atomic};
+    use camino::Utf8Path;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_write_replaces_the_whole_file_privately() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(dir.path()).unwrap().join("x.json");
+        write_atomic(&path, b"one, and long").unwrap();
+        write_atomic(&path, b"two").unwrap();
+        assert_eq!(read_bounded(&path, 10).unwrap().as_deref(), Some(&b"two"[..]));
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(dir.path()).unwrap().join("no/such/dir/x");
+        let message = write_atomic(&path, b"x").unwrap_err().to_string();
+        assert!(message.contains("no/such/dir"), "{message}");
+        assert!(read_bounded(&path, 10).unwrap().is_none());
+    }
+
+    #[test]
+    fn reading_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(dir.path()).unwrap().join("x");
+        std::fs::write(&path, [0; 11]).unwrap();
+        assert!(read_bounded(&path, 10).is_err());
+    }
+}
