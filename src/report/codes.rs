@@ -26,6 +26,12 @@ macro_rules! error_codes {
                 match self { $( Self::$variant => Exit::$exit, )* }
             }
 
+            /// The code with this name, when there is one.
+            #[must_use]
+            pub fn from_name(name: &str) -> Option<Self> {
+                Self::ALL.iter().copied().find(|code| code.name() == name)
+            }
+
             /// One sentence of documentation.
             #[must_use]
             pub const fn meaning(self) -> &'static str {

@@ -2,16 +2,15 @@
 //! what to do next.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::codes::ErrorCode;
 use super::exit::Exit;
 
 /// May the same command succeed when it is simply run again?
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Retry {
     /// No: the cause is permanent.
@@ -23,7 +22,7 @@ pub enum Retry {
 }
 
 /// Where a piece of evidence comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EvidenceKind {
     /// A line of the engine's log.
@@ -33,7 +32,7 @@ pub enum EvidenceKind {
 }
 
 /// One observation that supports the diagnosis.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Evidence {
     /// Where it comes from.
     pub kind: EvidenceKind,
@@ -45,12 +44,12 @@ pub struct Evidence {
 }
 
 /// Something the reader can do.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Remedy {
     /// What it achieves.
     pub text: String,
     /// A command to paste, when there is one.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
 }
 
@@ -71,8 +70,6 @@ pub struct Diagnostic {
     pub remedy: Vec<Remedy>,
     /// May running it again help?
     pub retry: Retry,
-    /// How long to wait before a retry, when it is known.
-    pub retry_after: Option<Duration>,
 }
 
 impl Diagnostic {
@@ -87,7 +84,6 @@ impl Diagnostic {
             did: Vec::new(),
             remedy: Vec::new(),
             retry: Retry::AfterChange,
-            retry_after: None,
         }
     }
 

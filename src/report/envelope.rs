@@ -2,8 +2,9 @@
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use super::codes::ErrorCode;
 use super::diagnostic::{Diagnostic, Evidence, Remedy, Retry};
 use super::exit::Exit;
 
@@ -56,10 +57,10 @@ impl Document for Failure {
     const VERSION: u32 = 1;
 }
 
-/// A diagnostic in JSON; also used for warnings inside other documents.
-#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+/// A diagnostic in JSON; also used for warnings inside other documents and in events.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorBody {
-    code: &'static str,
+    code: String,
     summary: String,
     cause: String,
     evidence: Vec<Evidence>,
@@ -71,7 +72,7 @@ pub struct ErrorBody {
 impl From<&Diagnostic> for ErrorBody {
     fn from(diagnostic: &Diagnostic) -> Self {
         Self {
-            code: diagnostic.code.name(),
+            code: diagnostic.code.name().to_owned(),
             summary: diagnostic.summary.clone(),
             cause: diagnostic.cause.clone(),
             evidence: diagnostic.evidence.clone(),
@@ -79,6 +80,16 @@ impl From<&Diagnostic> for ErrorBody {
             remedy: diagnostic.remedy.clone(),
             retry: diagnostic.retry,
         }
+    }
+}
+
+impl From<ErrorBody> for Diagnostic {
+    /// The way back, for events of a supervisor in another process. A code of a newer kdeploy becomes
+    /// `unknown-failure`.
+    fn from(body: ErrorBody) -> Self {
+        let code = ErrorCode::from_name(&body.code).unwrap_or(ErrorCode::UnknownFailure);
+        let ErrorBody { code: _, summary, cause, evidence, did, remedy, retry } = body;
+        Self { code, summary, cause, evidence, did, remedy, retry }
     }
 }
 

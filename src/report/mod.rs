@@ -7,13 +7,15 @@ mod codes;
 mod diagnostic;
 mod envelope;
 mod exit;
+mod launch_view;
 mod progress;
 pub mod schema;
 mod ui;
 
 pub use codes::ErrorCode;
 pub use diagnostic::{Diagnostic, Evidence, EvidenceKind, Remedy, Retry};
-pub use envelope::{Document, Envelope, Failure};
+pub use envelope::{Document, Envelope, ErrorBody, Failure};
 pub use exit::Exit;
+pub use launch_view::{LaunchView, exit_when_ready, stop_line};
 pub use progress::Step;
 pub use ui::{ColorChoice, Ui, UiOptions};
