@@ -1,1 +1,1 @@
-//! (room being laid)
+//! x

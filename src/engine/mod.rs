@@ -11,7 +11,7 @@ mod tree;
 
 pub use runtime_dir::{create_runtime_dir, remove_runtime_dir};
 pub use shm::{ShmCleaning, clean_shm, list_shm_of};
-pub use signal::{is_alive, kill, terminate};
+pub use signal::{freeze, is_alive, kill, terminate, thaw};
 pub use spawn::{Spawned, become_subreaper, spawn};
 pub use tree::{Member, Tree, current_process, identify};
 

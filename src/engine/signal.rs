@@ -22,6 +22,22 @@ pub fn kill(id: &ProcId) -> Result<bool, EngineError> {
     send(id, Signal::KILL)
 }
 
+/// Stops a process where it is (SIGSTOP), so that what it uses can be recorded before it is killed.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn freeze(id: &ProcId) -> Result<bool, EngineError> {
+    send(id, Signal::STOP)
+}
+
+/// Lets a frozen process go on.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn thaw(id: &ProcId) -> Result<bool, EngineError> {
+    send(id, Signal::CONT)
+}
+
 /// Is this very process alive (its zombie counts as gone)?
 ///
 /// # Errors

@@ -1,0 +1,94 @@
+//! `kdeploy/plan`: the plan in JSON.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+use crate::plan::{MemoryRow, Plan, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting};
+use crate::report::Document;
+use crate::units::{Bytes, Tokens};
+
+/// One row of the memory ledger.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct MemoryBody {
+    /// What takes the memory.
+    pub item: String,
+    /// How much.
+    pub bytes: Bytes,
+    /// Formula or reading it comes from.
+    pub source: String,
+}
+
+/// Hardware planned for.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct HardwareBody {
+    /// One line for people.
+    pub summary: String,
+}
+
+/// What `plan` decided.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PlanBody {
+    /// Name of the deployment.
+    pub name: String,
+    /// What is served.
+    pub model: PlannedModel,
+    /// What serves it.
+    pub engine: PlannedEngine,
+    /// On what.
+    pub hardware: HardwareBody,
+    /// Does it fit?
+    pub fits: bool,
+    /// Why, one sentence.
+    pub verdict: String,
+    /// Context window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_tokens: Option<Tokens>,
+    /// KV cache capacity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache_tokens: Option<Tokens>,
+    /// Every value with its origin.
+    pub settings: Vec<PlannedSetting>,
+    /// Memory ledger.
+    pub memory: Vec<MemoryBody>,
+    /// The command line.
+    pub argv: Vec<String>,
+    /// Variables set for the engine.
+    pub env: BTreeMap<String, String>,
+    /// What the reader should know.
+    pub warnings: Vec<PlanWarning>,
+    /// Expected time to ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eta_ms: Option<u64>,
+}
+
+impl From<&Plan> for PlanBody {
+    fn from(plan: &Plan) -> Self {
+        let row = |row: &MemoryRow| MemoryBody {
+            item: row.item.clone(),
+            bytes: row.bytes,
+            source: row.source.clone(),
+        };
+        Self {
+            name: plan.name.to_string(),
+            model: plan.model.clone(),
+            engine: plan.engine.clone(),
+            hardware: HardwareBody { summary: plan.hardware.clone() },
+            fits: plan.fits,
+            verdict: plan.verdict.clone(),
+            context_tokens: plan.context,
+            kv_cache_tokens: plan.kv_cache_tokens,
+            settings: plan.settings.clone(),
+            memory: plan.memory.iter().map(row).collect(),
+            argv: plan.argv.clone(),
+            env: plan.env.clone(),
+            warnings: plan.warnings.clone(),
+            eta_ms: plan.eta_ms,
+        }
+    }
+}
+
+impl Document for PlanBody {
+    const SCHEMA: &'static str = "kdeploy/plan";
+    const VERSION: u32 = 1;
+}
