@@ -1,5 +1,27 @@
 //! What is known: values with their sources, no effects.
 
+mod checkpoint;
+mod engine;
+mod gathered;
+mod gpu;
+mod host;
+mod model;
+mod model_config;
 mod process;
+mod quantization;
+mod version;
 
+pub use checkpoint::{
+    MAX_INDEX_BYTES, TokenizerFacts, WeightIndex, parse_tokenizer_config, parse_weight_index,
+};
+pub use engine::{
+    Distribution, EngineFacts, Shebang, choose_distribution, parse_dist_info_name, parse_shebang,
+};
+pub use gathered::Facts;
+pub use gpu::{ComputeCapability, Gpu, GpuFacts, ParseCapabilityError, UnreadableGpu};
+pub use host::{HostFacts, MemoryReading, apply_memory_limit, parse_cpu_flags, parse_meminfo};
+pub use model::{DeclaredKvCache, MlaRanks, ModelConfig, ModelFacts, Quantization};
+pub use model_config::{MAX_CONFIG_BYTES, ModelConfigError, parse_json_object, parse_model_config};
 pub use process::{ProcId, RuntimeDir, ShmObject, StopReport};
+pub use quantization::parse_quantization;
+pub use version::{EngineVersion, ParseVersionError};

@@ -1,0 +1,16 @@
+//! Everything the planner looks at, together.
+
+use super::{EngineFacts, GpuFacts, HostFacts, ModelFacts};
+
+/// All facts of one machine, model and engine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Facts {
+    /// The machine.
+    pub host: HostFacts,
+    /// Its GPUs.
+    pub gpus: GpuFacts,
+    /// What is to be served.
+    pub model: ModelFacts,
+    /// What will serve it.
+    pub engine: EngineFacts,
+}

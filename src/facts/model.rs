@@ -1,0 +1,92 @@
+//! What is known of the model: where its files are and what its `config.json` says.
+
+use camino::Utf8PathBuf;
+
+use crate::units::{Bytes, Tokens};
+
+/// The model. Absent means unknown: a model that is only an id so far has no `config`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ModelFacts {
+    /// As the user named it.
+    pub id: String,
+    /// Complete local directory; `None` when the engine itself has to fetch the id.
+    pub path: Option<Utf8PathBuf>,
+    /// Commit of the model cache's snapshot.
+    pub revision: Option<String>,
+    /// What `config.json` says.
+    pub config: Option<ModelConfig>,
+    /// Sum of the weight files.
+    pub weights: Option<Bytes>,
+    /// Does the tokenizer come with a chat template?
+    pub has_chat_template: Option<bool>,
+    /// What else a reader should know: a partly cached model, …
+    pub notes: Vec<String>,
+}
+
+/// What a `config.json` says, as far as a plan needs it. Text models in a multimodal wrapper are
+/// read from `text_config`, as vLLM does.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ModelConfig {
+    /// First of `architectures`.
+    pub architecture: Option<String>,
+    /// `model_type` of the text model.
+    pub model_type: Option<String>,
+    /// `dtype` (or `torch_dtype`), without `torch.`.
+    pub dtype: Option<String>,
+    /// Transformer layers.
+    pub layers: Option<u64>,
+    /// Attention heads.
+    pub heads: Option<u64>,
+    /// KV heads; equal to `heads` where the config does not say.
+    pub kv_heads: Option<u64>,
+    /// Size of one head: as declared, otherwise hidden size / heads.
+    pub head_dim: Option<u64>,
+    /// Sizes of multi-head latent attention.
+    pub mla: Option<MlaRanks>,
+    /// Longest sequence the engine accepts: smallest of the known keys times the RoPE factor
+    /// (vLLM 0.32 `vllm/config/model.py`, `_get_and_verify_max_len`).
+    pub max_len: Option<Tokens>,
+    /// Where `--max-model-len auto` starts, when that is less (longrope).
+    pub auto_len: Option<Tokens>,
+    /// Quantization of the checkpoint.
+    pub quantization: Option<Quantization>,
+    /// Input and output embedding are one tensor.
+    pub tied_embeddings: Option<bool>,
+    /// Size of the vocabulary.
+    pub vocab: Option<u64>,
+    /// Does loading need Python code of the checkpoint (`auto_map`)?
+    pub needs_remote_code: bool,
+    /// Keys that mean: not every layer caches every token in the same form.
+    pub irregular_attention: Vec<String>,
+}
+
+/// Sizes of multi-head latent attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MlaRanks {
+    /// `kv_lora_rank`.
+    pub kv_lora_rank: u64,
+    /// `qk_rope_head_dim`.
+    pub qk_rope_head_dim: u64,
+}
+
+/// Quantization of a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quantization {
+    /// `quant_method`, or the producer where only that is given.
+    pub method: String,
+    /// What is declared for the KV cache.
+    pub kv_cache: Option<DeclaredKvCache>,
+    /// Where that stands: `config.json quantization_config.kv_cache_scheme`.
+    pub kv_cache_source: Option<String>,
+}
+
+/// A data type that a checkpoint declares for the KV cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DeclaredKvCache {
+    /// 8-bit float.
+    Fp8,
+    /// 4-bit float with block scales.
+    Nvfp4,
+    /// Anything else, as written.
+    Other(String),
+}
