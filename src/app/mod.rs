@@ -1,1 +1,84 @@
-//! x
+//! Commands: the only place where rooms meet. One file per command.
+
+mod bench;
+mod context;
+mod down;
+mod explain_inputs;
+mod failure;
+mod inputs;
+mod logs;
+mod plan;
+mod reap;
+mod smoke;
+mod status;
+mod supervise;
+mod target;
+mod up;
+
+use clap::CommandFactory as _;
+
+use crate::cli::{Cli, Command};
+use crate::report::{Diagnostic, ErrorCode, Exit, Ui};
+
+pub use context::App;
+
+/// Runs a parsed command line and returns how to exit; failures are told through `ui`.
+pub async fn run(cli: Cli, ui: Ui) -> Exit {
+    let app = match App::new(ui, cli.global.offline) {
+        Ok(app) => app,
+        Err((ui, diagnostic)) => {
+            ui.failure(&diagnostic);
+            return diagnostic.exit();
+        }
+    };
+    match dispatch(&app, &cli.command).await {
+        Ok(exit) => exit,
+        Err(diagnostic) => {
+            app.ui.failure(&diagnostic);
+            diagnostic.exit()
+        }
+    }
+}
+
+async fn dispatch(app: &App, command: &Command) -> Result<Exit, Diagnostic> {
+    match command {
+        Command::Up(args) => up::up(app, args).await,
+        Command::Plan(args) => plan::plan(app, args).await,
+        Command::Smoke(args) => smoke::smoke(app, args).await,
+        Command::Bench(args) => bench::bench(app, args).await,
+        Command::Status(args) => status::status(app, args).await,
+        Command::Logs(args) => logs::logs(app, args).await,
+        Command::Down(args) => down::down(app, args).await,
+        Command::Quickstart(_) => Err(Diagnostic::new(ErrorCode::Usage, "quickstart is not built yet")),
+        Command::Supervise(args) => up::run_supervisor(app, args).await,
+        Command::Completions(args) => {
+            let mut text = Vec::new();
+            clap_complete::generate(args.shell, &mut Cli::command(), "kdeploy", &mut text);
+            app.ui.raw(&text);
+            Ok(Exit::Done)
+        }
+        Command::Man => {
+            let mut text = Vec::new();
+            clap_mangen::Man::new(Cli::command()).render(&mut text).map_err(|error| {
+                Diagnostic::new(ErrorCode::Io, "the man page cannot be written").cause_chain(&error)
+            })?;
+            app.ui.raw(&text);
+            Ok(Exit::Done)
+        }
+    }
+}
+
+/// Sends tracing to stderr when it was asked for: `KDEPLOY_LOG` is a filter, `-v` means info, `-vv`
+/// everything of kdeploy.
+pub fn start_tracing(verbosity: u8) {
+    let filter = std::env::var("KDEPLOY_LOG").ok().filter(|filter| !filter.is_empty());
+    let level = match verbosity {
+        0 => "off",
+        1 => "kdeploy=info",
+        _ => "kdeploy=trace",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_new(filter.as_deref().unwrap_or(level));
+    let subscriber = tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false);
+    // A second subscriber cannot be set; there is only this one.
+    let _ = subscriber.with_env_filter(filter.unwrap_or_default()).try_init();
+}

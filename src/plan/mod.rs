@@ -2,9 +2,20 @@
 //!
 //! Pure. What the plan says is what happens; `kdeploy plan` prints it, `kdeploy up` executes it.
 
+mod command;
+mod cpu_memory;
+mod defaults;
+mod error;
+mod fit;
+mod kv_cache;
+mod make;
 mod model;
 
+pub use defaults::{default_smoke, default_warmup};
+pub use error::PlanError;
+pub use kv_cache::KvShape;
+pub use make::make_plan;
 pub use model::{
-    Endpoint, EngineDevice, MemoryRow, Origin, OriginKind, PLAN_FORMAT, Plan, PlanWarning, PlannedEngine,
-    PlannedModel, PlannedSetting, Timeouts, WarmupPlan,
+    Endpoint, EngineDevice, MemoryRow, PLAN_FORMAT, Plan, PlanWarning, PlannedEngine, PlannedModel,
+    PlannedSetting, Timeouts, WarmupPlan,
 };

@@ -7,7 +7,7 @@ use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DeploymentName, SmokeCase};
+use crate::config::{DeploymentName, Origin, SmokeCase};
 use crate::units::{Bytes, Tokens};
 
 /// Version of the stored form; raised with every change that an older kdeploy cannot read.
@@ -106,31 +106,6 @@ pub enum EngineDevice {
     Cpu,
     /// A CUDA build.
     Cuda,
-}
-
-/// Where a value comes from, lowest priority first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum OriginKind {
-    /// Built into kdeploy.
-    Default,
-    /// Decided by the planner.
-    Planned,
-    /// A profile.
-    Profile,
-    /// An environment variable.
-    Env,
-    /// The command line.
-    Flag,
-}
-
-/// Where a value comes from: kind, and `file:line`, variable name, flag name or reason.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Origin {
-    /// Kind of source.
-    pub kind: OriginKind,
-    /// `profiles/quickstart.toml:12`, `KDEPLOY_PORT`, `--port`, …
-    pub detail: String,
 }
 
 /// A resolved value.

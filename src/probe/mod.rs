@@ -1,1 +1,16 @@
-//! (room being laid)
+//! `/proc`, NVML, model files, installed engines → facts.
+//!
+//! Effects, thin: bytes are read here and parsed in `facts`; what something means is decided in `plan`.
+
+mod engine;
+mod files;
+mod gpu;
+mod host;
+mod model;
+mod port;
+
+pub use engine::{ENGINE_MARKER, EngineFindError, EnginePlaces, find_engine};
+pub use gpu::read_gpus;
+pub use host::read_host;
+pub use model::{ModelError, ModelPlaces, read_model};
+pub use port::{PortState, check_port, find_free_port};

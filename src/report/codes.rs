@@ -45,6 +45,7 @@ error_codes! {
     AlreadyRunning = "already-running", TryAgain, "A deployment of this name runs, or another kdeploy holds its lock.";
     BadAnswer = "bad-answer", BadAnswer, "The server answered something that is not the OpenAI protocol.";
     BenchInvalid = "bench-invalid", BenchInvalid, "The measurement cannot be trusted: requests failed or broke off.";
+    Bug = "bug", Bug, "Something happened that kdeploy itself rules out.";
     CannotCreate = "cannot-create", CannotCreate, "A file or directory could not be created: full, read-only, or in the way.";
     ContextDoesNotFit = "context-does-not-fit", Config, "The wanted context window needs more KV cache than there is.";
     CpuUnsupported = "cpu-unsupported", Unavailable, "The CPU build of vLLM does not run on this processor.";

@@ -68,6 +68,18 @@ impl Dirs {
         })
     }
 
+    /// Managed engines.
+    #[must_use]
+    pub fn engines(&self) -> Utf8PathBuf {
+        self.cache.join("engines")
+    }
+
+    /// Managed models.
+    #[must_use]
+    pub fn models(&self) -> Utf8PathBuf {
+        self.cache.join("models")
+    }
+
     /// State of one deployment.
     #[must_use]
     pub fn deployment(&self, name: &DeploymentName) -> Utf8PathBuf {

@@ -1,15 +1,19 @@
 //! The JSON shapes of `--json`: one struct per command, apart from internal state.
 
+mod bench;
 mod down;
 mod event;
 mod logs;
 mod plan;
+mod smoke;
 mod status;
 mod up;
 
+pub use bench::{BenchBody, EnvironmentBody, RunBody, WorkloadBody};
 pub use down::DownBody;
 pub use event::{Event, EventKind, ReadyBody};
 pub use logs::{LogLineBody, LogsBody};
 pub use plan::PlanBody;
+pub use smoke::SmokeBody;
 pub use status::{DeploymentBody, StatusBody};
 pub use up::UpBody;

@@ -1,0 +1,116 @@
+//! Failures of a launch, put into words: what happened, the first error that is no cascade, what to
+//! do next.
+
+use camino::Utf8Path;
+use std::process::ExitStatus;
+
+use crate::lifecycle::{Failure, FailureScan};
+use crate::plan::Plan;
+use crate::report::{Diagnostic, ErrorCode, Retry};
+use crate::units::format_duration;
+
+/// Lines of the log's end that are shown when no error was found in it.
+const TAIL_SHOWN: usize = 6;
+
+/// Explains why a launch failed. `known` is what a room already said about it.
+pub(super) fn explain(
+    failure: Failure,
+    known: Option<Diagnostic>,
+    scan: Option<&FailureScan>,
+    log: Option<&Utf8Path>,
+    status: Option<ExitStatus>,
+    plan: &Plan,
+) -> Diagnostic {
+    let name = &plan.name;
+    let mut diagnostic = known.unwrap_or_else(|| describe(failure, plan));
+    if let Some(status) = status {
+        let meaning = match failure {
+            Failure::DiedServing if status.success() => " (vLLM exits 0 after its engine died)",
+            _ => "",
+        };
+        diagnostic = diagnostic.fact("main process", format!("{}{meaning}", describe_status(status)));
+    }
+    if let Some(scan) = scan {
+        diagnostic = with_evidence(diagnostic, scan, log);
+    }
+    if diagnostic.remedy.is_empty() {
+        diagnostic = diagnostic.command("read the engine's own words", format!("kdeploy logs {name} -n 100"));
+    }
+    diagnostic
+}
+
+fn describe(failure: Failure, plan: &Plan) -> Diagnostic {
+    let stall = format_duration(plan.timeouts.start_stall());
+    let total = format_duration(plan.timeouts.start_total());
+    match failure {
+        Failure::NotStarted => Diagnostic::new(ErrorCode::OsRefused, "the engine could not be started"),
+        Failure::ExitedDuringStart { stage } => Diagnostic::new(
+            ErrorCode::UnknownFailure,
+            format!("the engine ended during its start, at stage `{}`", stage.label()),
+        )
+        .cause("kdeploy does not know this failure; the first error in the log is shown as evidence, not as a cause"),
+        Failure::Stalled { stage } => Diagnostic::new(
+            ErrorCode::StartStalled,
+            format!("the start made no progress for {stall}, at stage `{}`", stage.label()),
+        )
+        .cause("no stage advanced and nothing was read in that time")
+        .retry(Retry::Later),
+        Failure::TooSlow { stage } => Diagnostic::new(
+            ErrorCode::StartStalled,
+            format!("the start took longer than {total} and was still at stage `{}`", stage.label()),
+        )
+        .advice("allow more time: `[launch] start_total` in a profile"),
+        Failure::WrongModel => Diagnostic::new(
+            ErrorCode::PortBusy,
+            format!("another server answers on port {}", plan.port),
+        )
+        .cause(format!("it does not serve `{}`", plan.model.served_name))
+        .advice("use another port: --port"),
+        Failure::WarmupFailed => Diagnostic::new(
+            ErrorCode::WarmupFailed,
+            "the engine said it was healthy but did not answer the first request with tokens",
+        ),
+        Failure::DiedServing => {
+            Diagnostic::new(ErrorCode::EngineDied, "the engine served and then ended by itself").retry(Retry::Later)
+        }
+        Failure::HealthLost => Diagnostic::new(
+            ErrorCode::EngineDied,
+            "the engine served and then stopped answering `/health`",
+        )
+        .cause("three probes in a row failed or took more than 2 s")
+        .retry(Retry::Later),
+    }
+}
+
+fn with_evidence(mut diagnostic: Diagnostic, scan: &FailureScan, log: Option<&Utf8Path>) -> Diagnostic {
+    let file = log.map_or("engine.log", |path| path.as_str());
+    let place = |line: u64| format!("{file}:{line}");
+    match (scan.first_error(), scan.first_cascade()) {
+        (Some(first), _) => {
+            let role = first.role.as_deref().map(|role| format!("({role}) ")).unwrap_or_default();
+            return diagnostic.log_line(place(first.line), format!("{role}{}", first.text));
+        }
+        (None, Some(cascade)) => {
+            diagnostic = diagnostic.log_line(
+                place(cascade.line),
+                format!("{} [only a consequence; its cause is not in this log]", cascade.text),
+            );
+        }
+        (None, None) => {}
+    }
+    let tail: Vec<_> = scan.tail().collect();
+    for (line, text) in tail.iter().skip(tail.len().saturating_sub(TAIL_SHOWN)) {
+        diagnostic = diagnostic.log_line(place(*line), text.clone());
+    }
+    diagnostic
+}
+
+fn describe_status(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt as _;
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, Some(signal)) => nix::sys::signal::Signal::try_from(signal)
+            .map_or_else(|_| format!("signal {signal}"), |signal| format!("ended by {}", signal.as_str())),
+        (None, None) => "ended".to_owned(),
+    }
+}

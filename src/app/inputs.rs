@@ -1,0 +1,174 @@
+//! Flags, environment, profile and facts to a plan: the way that `up`, `plan` and `quickstart` share.
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::context::{App, io_error, store_error};
+use super::explain_inputs::{config_error, engine_error, model_error, plan_error};
+use crate::cli::LaunchArgs;
+use crate::config::{
+    EMBEDDED_PROFILES, LaunchFlags, NamedProfile, Origin, Setting, Settings, env_vars, nearest, parse_profile, resolve,
+};
+use crate::facts::Facts;
+use crate::plan::{Plan, make_plan};
+use crate::probe::{self, EnginePlaces, ModelPlaces, PortState};
+use crate::report::{Diagnostic, ErrorCode, Retry};
+
+/// Largest profile that is read.
+const MAX_PROFILE_BYTES: u64 = 1 << 20;
+
+/// Variables of the engine that a plan depends on: the caller's environment wins over a profile.
+const PLANNED_VARIABLES: &[&str] =
+    &["VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "TORCHINDUCTOR_CACHE_DIR"];
+
+/// Reads everything and makes the plan.
+///
+/// # Errors
+/// When a setting is wrong, or model or engine cannot be used.
+pub(super) async fn plan(app: &App, args: &LaunchArgs) -> Result<Plan, Diagnostic> {
+    let settings = settings(app, args)?;
+    let env = app.env.clone();
+    let (engines, models) = (app.dirs.engines(), app.dirs.models());
+    let wanted = settings.clone();
+    // Files, NVML and /proc block.
+    let facts = tokio::task::spawn_blocking(move || gather(&wanted, &env, &engines, &models))
+        .await
+        .map_err(|error| Diagnostic::new(ErrorCode::Bug, "reading the facts broke off").cause_chain(&error))??;
+    make_plan(&settings, &facts, &app.dirs.cache).map_err(|error| plan_error(&error, &facts))
+}
+
+fn settings(app: &App, args: &LaunchArgs) -> Result<Settings, Diagnostic> {
+    let profile_name = args.profile.clone().or_else(|| app.env.get(env_vars::PROFILE).cloned());
+    let profile = profile_name.map(|name| load_profile(app, &name)).transpose()?;
+    let mut settings =
+        resolve(profile, &app.env, &flags(args)).map_err(|error| config_error(&error))?;
+    for name in PLANNED_VARIABLES.iter().copied().chain(settings.env.clone().keys().map(String::as_str)) {
+        if let Some(value) = app.env.get(name) {
+            settings.env.insert(name.to_owned(), Setting::new(value.clone(), Origin::env(name)));
+        }
+    }
+    Ok(settings)
+}
+
+fn flags(args: &LaunchArgs) -> LaunchFlags {
+    LaunchFlags {
+        model: args.model.clone(),
+        name: args.name.clone(),
+        context: args.context.clone(),
+        trust_remote_code: args.trust_remote_code,
+        tp: args.tp,
+        pp: args.pp,
+        gpus: args.gpus.clone(),
+        engine: args.engine.clone(),
+        port: args.port,
+        host: args.host.clone(),
+        kv_cache_dtype: args.kv_cache_dtype.clone(),
+        set: args.set.clone(),
+        max_attempts: args.max_attempts,
+        no_smoke: args.no_smoke,
+        vllm_flags: args.vllm_flags.clone(),
+    }
+}
+
+/// A profile by path, or by name: the user's own first, then those that come with kdeploy.
+fn load_profile(app: &App, given: &str) -> Result<NamedProfile, Diagnostic> {
+    let read = |path: &Utf8Path| {
+        crate::store::read_bounded(path, MAX_PROFILE_BYTES).map_err(|error| store_error(&error))
+    };
+    let parse = |name: &str, file: &str, text: &str| {
+        let profile = parse_profile(file, text).map_err(|error| config_error(&error))?;
+        Ok(NamedProfile { name: name.to_owned(), profile })
+    };
+    let as_text = |path: &Utf8Path, bytes: Vec<u8>| {
+        String::from_utf8(bytes).map_err(|error| {
+            Diagnostic::new(ErrorCode::ProfileInvalid, format!("`{path}` is not UTF-8 text"))
+                .cause(format!("the first wrong byte is at {}", error.utf8_error().valid_up_to()))
+        })
+    };
+    if given.contains('/') || given.ends_with(".toml") {
+        let path = Utf8Path::new(given);
+        let Some(bytes) = read(path)? else { return Err(no_profile(app, given, None)) };
+        return parse(path.file_stem().unwrap_or(given), given, &as_text(path, bytes)?);
+    }
+    let own = profile_dir(app).join(format!("{given}.toml"));
+    if let Some(bytes) = read(&own)? {
+        return parse(given, own.as_str(), &as_text(&own, bytes)?);
+    }
+    match EMBEDDED_PROFILES.iter().find(|(name, ..)| *name == given) {
+        Some((name, file, text)) => parse(name, file, text),
+        None => {
+            let near = nearest(given, EMBEDDED_PROFILES.iter().map(|(name, ..)| *name));
+            Err(no_profile(app, given, near))
+        }
+    }
+}
+
+fn profile_dir(app: &App) -> Utf8PathBuf {
+    app.dirs.config.join("profiles")
+}
+
+fn no_profile(app: &App, given: &str, near: Option<String>) -> Diagnostic {
+    let known = EMBEDDED_PROFILES.iter().map(|(name, ..)| *name).collect::<Vec<_>>().join(", ");
+    let diagnostic = Diagnostic::new(ErrorCode::ProfileNotFound, format!("there is no profile `{given}`"))
+        .fact("own profiles", profile_dir(app))
+        .fact("come with kdeploy", known);
+    match near {
+        Some(near) => diagnostic.advice(format!("did you mean `{near}`?")),
+        None => diagnostic.advice("give the name of one of these, or the path of a TOML file"),
+    }
+}
+
+fn gather(
+    settings: &Settings,
+    env: &std::collections::BTreeMap<String, String>,
+    engines: &Utf8Path,
+    models: &Utf8Path,
+) -> Result<Facts, Diagnostic> {
+    let working_dir = std::env::current_dir()
+        .and_then(|dir| Utf8PathBuf::from_path_buf(dir).map_err(|_| std::io::Error::other("its path is not UTF-8")))
+        .map_err(|error| io_error(&error).cause(format!("the working directory: {error}")))?;
+    let revision = settings.revision.as_ref().map(|revision| revision.value.as_str());
+    let places = ModelPlaces { managed: models, env, working_dir: &working_dir };
+    let model = probe::read_model(&settings.model.value, revision, places)
+        .map_err(|error| model_error(&error, &settings.model.value))?;
+    let given = settings.engine.as_ref().map(|engine| (engine.origin.place(), engine.value.as_str()));
+    let engine = probe::find_engine(EnginePlaces { given, managed: engines, env, working_dir: &working_dir })
+        .map_err(|error| engine_error(&error))?;
+    let gpus = probe::read_gpus(env.get(env_vars::NVML_LIBRARY).map(String::as_str));
+    Ok(Facts { host: probe::read_host(), gpus, model, engine })
+}
+
+/// The plan says itself that it does not fit; this is how the command ends then.
+pub(super) fn does_not_fit(plan: &Plan) -> Diagnostic {
+    let mut diagnostic = Diagnostic::new(ErrorCode::ContextDoesNotFit, format!("`{}` does not fit", plan.model.id))
+        .cause(plan.verdict.clone());
+    for row in &plan.memory {
+        diagnostic = diagnostic.fact(row.item.clone(), format!("{} ({})", row.bytes, row.source));
+    }
+    let longest = plan.context.zip(plan.kv_cache_tokens).filter(|(context, tokens)| context > tokens);
+    if longest.is_some() {
+        diagnostic =
+            diagnostic.command("let kdeploy choose", format!("kdeploy up {} --context auto", plan.model.id));
+    }
+    diagnostic
+        .command("see the whole plan", format!("kdeploy plan {} --all", plan.model.id))
+        .advice("give it more memory: end other programs, or use a smaller model")
+}
+
+/// The port must be free before a load of minutes is begun.
+pub(super) fn check_port(plan: &Plan) -> Result<(), Diagnostic> {
+    match probe::check_port(&plan.host, plan.port) {
+        PortState::Free | PortState::Lingering => Ok(()),
+        PortState::Taken { holder } => {
+            let holder = holder.unwrap_or_else(|| "a process that this user may not see, or one that has not opened it yet".to_owned());
+            Err(Diagnostic::new(ErrorCode::PortBusy, format!("port {} is taken", plan.port))
+                .fact("held by", holder)
+                .command("use another", format!("kdeploy up {} --port {}", plan.model.id, u32::from(plan.port) + 1))
+                .retry(Retry::Later))
+        }
+        PortState::Unusable { reason } => {
+            Err(Diagnostic::new(ErrorCode::SettingInvalid, format!("`{}` port {} cannot be listened on", plan.host, plan.port))
+                .cause(reason)
+                .advice("use an address of this machine: --host 127.0.0.1"))
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! `kdeploy logs`: the engine's own words, as they were captured.
+
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::time::Duration;
+
+use super::context::{App, io_error, store_error};
+use super::reap::supervisor_lives;
+use crate::cli::LogsArgs;
+use crate::config::DeploymentName;
+use crate::lifecycle::LineSplitter;
+use crate::report::schema::{LogLineBody, LogsBody};
+use crate::report::{Diagnostic, ErrorCode, Exit};
+use crate::store::{AttemptDir, tail_lines};
+
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Shows the captured log; `--follow` goes on until the launch is over.
+///
+/// # Errors
+/// When there is no such deployment or attempt, or the log cannot be read.
+pub async fn logs(app: &App, args: &LogsArgs) -> Result<Exit, Diagnostic> {
+    let Some(name) = app.choose(args.name.as_ref())? else {
+        app.ui.answer("nothing runs");
+        app.ui.document(LogsBody { name: String::new(), attempt: 0, file: String::new(), lines: Vec::new() }, Exit::NotRunning);
+        return Ok(Exit::NotRunning);
+    };
+    let Some(attempt) = find(app, &name, args.attempt)? else {
+        app.ui.answer(&format!("`{name}` is not running and has no log"));
+        let body = LogsBody { name: name.to_string(), attempt: 0, file: String::new(), lines: Vec::new() };
+        app.ui.document(body, Exit::NotRunning);
+        return Ok(Exit::NotRunning);
+    };
+    let path = attempt.engine_log();
+    if !path.exists() {
+        app.ui.say("the engine has not said anything yet");
+    }
+    let (bytes, mut offset) = match tail_lines(&path, args.lines) {
+        Ok(found) => found,
+        Err(_) if !path.exists() => (Vec::new(), 0),
+        Err(error) => return Err(store_error(&error)),
+    };
+    if !args.follow {
+        if app.ui.is_json() {
+            let mut lines = Vec::new();
+            let mut splitter = LineSplitter::default();
+            splitter.feed(&bytes, |_, line| lines.push(line.to_owned()));
+            splitter.finish(|_, line| lines.push(line.to_owned()));
+            let file = path.to_string();
+            app.ui.document(LogsBody { name: name.to_string(), attempt: attempt.number, file, lines }, Exit::Done);
+        } else {
+            app.ui.raw(&bytes);
+        }
+        return Ok(Exit::Done);
+    }
+    let mut splitter = LineSplitter::default();
+    show(app, &mut splitter, &bytes);
+    loop {
+        // Asked first: what was written before the end is read after it was seen.
+        let over = !is_live(app, &name, attempt.number)?;
+        loop {
+            let chunk = read_from(&path, offset).map_err(|error| io_error(&error))?;
+            if chunk.is_empty() {
+                break;
+            }
+            offset += chunk.len() as u64;
+            show(app, &mut splitter, &chunk);
+        }
+        if over {
+            splitter.finish(|_, line| show_line(app, line));
+            app.ui.say(&format!("`{name}` is not running any more"));
+            return Ok(Exit::NotRunning);
+        }
+        if app.ui.is_broken() {
+            return Ok(Exit::Done);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            _ = tokio::signal::ctrl_c() => return Ok(Exit::Done),
+        }
+    }
+}
+
+fn find(app: &App, name: &DeploymentName, number: Option<u64>) -> Result<Option<AttemptDir>, Diagnostic> {
+    let attempts = AttemptDir::list(&app.dirs.deployment(name)).map_err(|error| store_error(&error))?;
+    let Some(number) = number else { return Ok(attempts.into_iter().next_back()) };
+    let kept = attempts.iter().map(|a| a.number.to_string()).collect::<Vec<_>>().join(", ");
+    match attempts.into_iter().find(|attempt| attempt.number == number) {
+        Some(found) => Ok(Some(found)),
+        None => Err(Diagnostic::new(ErrorCode::NameNotFound, format!("`{name}` has no attempt {number}"))
+            .fact("attempts kept", if kept.is_empty() { "none".to_owned() } else { kept })),
+    }
+}
+
+fn is_live(app: &App, name: &DeploymentName, attempt: u64) -> Result<bool, Diagnostic> {
+    let record = app.record(name)?;
+    Ok(record.is_some_and(|r| r.state.is_live() && supervisor_lives(&r) && r.attempt <= attempt))
+}
+
+fn read_from(path: &camino::Utf8Path, offset: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    file.seek(SeekFrom::Start(offset))?;
+    let mut bytes = Vec::new();
+    file.take(1 << 20).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn show(app: &App, splitter: &mut LineSplitter, bytes: &[u8]) {
+    if app.ui.is_json() {
+        splitter.feed(bytes, |_, line| show_line(app, line));
+    } else {
+        app.ui.raw(bytes);
+    }
+}
+
+fn show_line(app: &App, line: &str) {
+    if app.ui.is_json() {
+        app.ui.json_line(&LogLineBody { schema: "kdeploy/log-line", version: 1, line });
+    }
+}

@@ -1,0 +1,127 @@
+//! Ends and cleans what a launch left whose kdeploy is gone, from its record and nothing else.
+
+use std::time::{Duration, Instant};
+
+use camino::Utf8Path;
+
+use crate::config::DeploymentName;
+use crate::engine::{self, Tree};
+use crate::facts::{RuntimeDir, ShmObject, StopReport};
+use crate::report::{Diagnostic, ErrorCode, Retry};
+use crate::store::LaunchRecord;
+
+/// From SIGKILL of everything but the resource tracker to SIGKILL of the rest.
+const TRACKER_GRACE: Duration = Duration::from_secs(3);
+/// From the last SIGKILL to giving up.
+const KILL_GRACE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What cleaning removed and what stays, with the reason.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers {
+    pub removed: Vec<String>,
+    pub survivors: Vec<String>,
+}
+
+/// Removes shared memory and the temporary directory of a launch whose processes are all dead.
+pub(super) fn remove_leftovers(shm: &[ShmObject], runtime: Option<&RuntimeDir>) -> Leftovers {
+    let mut out = Leftovers::default();
+    match engine::clean_shm(shm) {
+        Ok(report) => {
+            out.removed.extend(report.removed.iter().map(|name| format!("/dev/shm/{name}")));
+            out.survivors.extend(report.kept.iter().map(|(name, why)| format!("/dev/shm/{name} ({why})")));
+        }
+        Err(error) => out.survivors.push(format!("shared memory ({error})")),
+    }
+    if let Some(runtime) = runtime {
+        match engine::remove_runtime_dir(runtime) {
+            Ok(true) => out.removed.push(runtime.path.to_string()),
+            Ok(false) => {}
+            Err(error) => out.survivors.push(format!("{} ({error})", runtime.path)),
+        }
+    }
+    out
+}
+
+/// Ends every process of a recorded launch that still lives, then cleans. The resource tracker is
+/// spared at first: it removes what is registered with it once all others are dead.
+///
+/// # Errors
+/// When the process table cannot be read, or something survives.
+pub(super) async fn reap(record: &mut LaunchRecord) -> Result<StopReport, Diagnostic> {
+    let mut report = StopReport::default();
+    let os = |error: &engine::EngineError| {
+        Diagnostic::new(ErrorCode::OsRefused, "the processes of the launch cannot be examined").cause_chain(error)
+    };
+    if let Some(main) = record.main.clone() {
+        let mut tree = Tree::from_record(main, &record.members);
+        let living = tree.refresh().map_err(|error| os(&error))?;
+        for member in &living {
+            report.stopped.push(format!("{} {}", member.id.pid, member.title));
+            report.freed = report.freed.checked_add(member.resident).unwrap_or(report.freed);
+        }
+        for tracker_too in [false, true] {
+            let mut living = tree.refresh().map_err(|error| os(&error))?;
+            for member in &living {
+                let _ = engine::freeze(&member.id);
+            }
+            living = tree.refresh().map_err(|error| os(&error))?;
+            let pids: Vec<i32> = living.iter().map(|member| member.id.pid).collect();
+            record.shm.extend(engine::list_shm_of(&pids).map_err(|error| os(&error))?);
+            for member in &living {
+                let spared = member.is_tracker && !tracker_too;
+                let outcome = if spared { engine::thaw(&member.id) } else { engine::kill(&member.id) };
+                outcome.map_err(|error| os(&error))?;
+            }
+            let deadline = Instant::now() + if tracker_too { KILL_GRACE } else { TRACKER_GRACE };
+            loop {
+                living = tree.refresh().map_err(|error| os(&error))?;
+                if living.is_empty() || Instant::now() >= deadline {
+                    break;
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+            report.survivors = living.iter().map(|m| format!("process {} {}", m.id.pid, m.title)).collect();
+        }
+        record.members = tree.known().iter().cloned().collect();
+    }
+    record.shm.sort();
+    record.shm.dedup();
+    if report.survivors.is_empty() {
+        let left = remove_leftovers(&record.shm, record.runtime.as_ref());
+        report.removed = left.removed;
+        report.survivors = left.survivors;
+    }
+    if report.survivors.is_empty() { Ok(report) } else { Err(incomplete(&record.name, &report)) }
+}
+
+/// Is the kdeploy that supervises this launch alive?
+pub(super) fn supervisor_lives(record: &LaunchRecord) -> bool {
+    engine::is_alive(&record.supervisor).unwrap_or(false)
+}
+
+/// Cleans up after a launch of this name whose supervisor died; the caller holds the name's lock.
+/// Returns what was done when there was something to do.
+///
+/// # Errors
+/// When the record cannot be read, or something survives.
+pub(super) async fn reap_stale(deployment: &Utf8Path) -> Result<Option<StopReport>, Diagnostic> {
+    let record = LaunchRecord::load(deployment).map_err(|error| super::context::store_error(&error))?;
+    let Some(mut record) = record else { return Ok(None) };
+    if !record.state.is_live() {
+        return Ok(None);
+    }
+    let report = reap(&mut record).await?;
+    Ok(Some(report))
+}
+
+/// Something of a launch could not be ended or removed.
+pub(super) fn incomplete(name: &DeploymentName, report: &StopReport) -> Diagnostic {
+    let mut diagnostic =
+        Diagnostic::new(ErrorCode::StopIncomplete, format!("`{name}` is stopped, but something of it is still there"))
+            .retry(Retry::Later);
+    for survivor in &report.survivors {
+        diagnostic = diagnostic.fact("", survivor.clone());
+    }
+    diagnostic.did(crate::report::stop_line(report)).command("try again", format!("kdeploy down {name}"))
+}

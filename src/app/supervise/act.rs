@@ -1,0 +1,414 @@
+//! Actions of the machine, executed.
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::time::Instant;
+
+use camino::Utf8Path;
+use jiff::Timestamp;
+use tokio::sync::mpsc;
+
+use super::log_reader::LogReader;
+use super::request::{self, SMOKE_DEADLINE};
+use super::{Launch, Report, Supervisor, millis, unrecordable};
+use crate::api::Client;
+use crate::app::failure::explain;
+use crate::engine::{self, Tree};
+use crate::lifecycle::{self, Action, Failure, Limits, Mark, Measured, Outcome, Phase, State};
+use crate::measure::Verdict;
+use crate::plan::Plan;
+use crate::report::schema::{Event, EventKind, ReadyBody};
+use crate::report::{Diagnostic, ErrorCode};
+use crate::store::{
+    AttemptDir, ColdFigures, LaunchRecord, LaunchState, LogSink, RECORD_FORMAT, create_private_dir, write_atomic,
+};
+use crate::units::Bytes;
+
+/// A loader that reads less than this between two looks is not making progress.
+const READ_PROGRESS: Bytes = Bytes::from_mib(1);
+
+impl Supervisor {
+    pub(super) fn new(
+        launch: Launch,
+        events: mpsc::UnboundedSender<Event>,
+        reports: mpsc::UnboundedSender<Report>,
+        marks: mpsc::UnboundedSender<Mark>,
+    ) -> Result<Self, Diagnostic> {
+        let Launch { dirs, plan, api_key, lock } = launch;
+        let deployment = dirs.deployment(&plan.name);
+        let supervisor = engine::current_process().map_err(|error| unrecordable(&error))?;
+        let client = Client::new(&base_url(&plan), api_key.as_deref()).map_err(|error| {
+            Diagnostic::new(ErrorCode::SettingInvalid, "the address cannot be used").cause_chain(&error)
+        })?;
+        engine::become_subreaper().map_err(|error| unrecordable(&error))?;
+        let now = Timestamp::now();
+        let record = LaunchRecord {
+            format: RECORD_FORMAT,
+            name: plan.name.clone(),
+            began: now,
+            since: now,
+            state: LaunchState::Starting,
+            detail: String::new(),
+            plan: plan.clone(),
+            supervisor,
+            main: None,
+            members: Vec::new(),
+            shm: Vec::new(),
+            runtime: None,
+            attempt: 0,
+            ready_ms: None,
+            cold: None,
+            smoke: None,
+            stop: None,
+        };
+        record.save(&deployment).map_err(|error| unrecordable(&error))?;
+        let smoke = SMOKE_DEADLINE * u32::try_from(plan.smoke.len()).unwrap_or(u32::MAX);
+        let limits = Limits {
+            start_stall: plan.timeouts.start_stall(),
+            start_total: plan.timeouts.start_total(),
+            warmup: plan.timeouts.warmup() + smoke,
+            drain: plan.timeouts.drain(),
+            max_attempts: plan.max_attempts,
+        };
+        Ok(Self {
+            dirs,
+            plan,
+            deployment,
+            limits,
+            state: State::new(),
+            clock: Instant::now(),
+            record,
+            client,
+            events,
+            reports,
+            marks,
+            pending: Vec::new(),
+            attempt_dir: None,
+            attempt_began: Instant::now(),
+            tree: None,
+            child: None,
+            exit_status: None,
+            log: None,
+            stage: None,
+            living: Vec::new(),
+            bytes_read: Bytes::ZERO,
+            refreshed: None,
+            shm_scanned: None,
+            probed: None,
+            probing: false,
+            stop: crate::facts::StopReport::default(),
+            ready: None,
+            diagnostic: None,
+            _lock: lock,
+        })
+    }
+
+    pub(super) async fn act(&mut self, action: Action) {
+        match action {
+            Action::Spawn => {
+                if let Err(diagnostic) = self.spawn() {
+                    self.diagnostic = Some(diagnostic);
+                    self.pending.push(lifecycle::Event::SpawnFailed);
+                }
+            }
+            Action::WarmUp => {
+                let (client, plan, reports) = (self.client.clone(), self.plan.clone(), self.reports.clone());
+                tokio::spawn(async move { reports.send(request::warm_up(&client, &plan).await) });
+            }
+            Action::AnnounceReady => self.announce_ready(),
+            Action::AskMain => self.ask_main(),
+            Action::KillButTracker => self.kill(false),
+            Action::KillRest => self.kill(true),
+            Action::Clean => self.clean().await,
+            Action::AnnounceRetry(failure) => self.announce_retry(failure),
+            Action::End(outcome) => self.end(outcome),
+        }
+    }
+
+    fn spawn(&mut self) -> Result<(), Diagnostic> {
+        let refuse = |error: &dyn std::error::Error| unrecordable(error);
+        let attempt = AttemptDir::create_next(&self.deployment).map_err(|error| refuse(&error))?;
+        let plan_json = serde_json::to_vec_pretty(&self.plan).map_err(|error| refuse(&error))?;
+        write_atomic(&attempt.path.join("plan.json"), &plan_json).map_err(|error| refuse(&error))?;
+        let sink = LogSink::create(&attempt.engine_log()).map_err(|error| refuse(&error))?;
+        let (base, path) = self.dirs.runtime_for(&self.plan.name);
+        create_private_dir(&base).map_err(|error| refuse(&error))?;
+        let runtime = engine::create_runtime_dir(&path).map_err(|error| refuse(&error))?;
+        self.attempt_began = Instant::now();
+        self.record.attempt = attempt.number;
+        self.record.runtime = Some(runtime);
+        self.record.members.clear();
+        self.record.shm.clear();
+        self.record.main = None;
+        self.stage = None;
+        self.exit_status = None;
+        self.bytes_read = Bytes::ZERO;
+        let log_path = attempt.engine_log();
+        self.attempt_dir = Some(attempt);
+        self.save();
+        let spawned = engine::spawn(&self.plan, &path).map_err(|error| {
+            Diagnostic::new(ErrorCode::EngineUnusable, "the engine cannot be started")
+                .cause_chain(&error)
+                .fact(self.plan.engine.executable.as_str(), format!("found through {}", self.plan.engine.found))
+        })?;
+        self.record.main = Some(spawned.main.clone());
+        self.record.members = vec![spawned.main.clone()];
+        self.tree = Some(Tree::new(spawned.main));
+        self.child = Some(spawned.child);
+        self.save();
+        self.log = Some(LogReader::start(spawned.output, sink, self.marks.clone()).map_err(|error| refuse(&error))?);
+        self.tell(self.event(EventKind::AttemptStarted).text(log_path.as_str()));
+        self.enter_stage(lifecycle::Stage::Imports, None);
+        Ok(())
+    }
+
+    /// Looks at the process table; records new members, tells the machine of progress and of the end.
+    pub(super) fn refresh_tree(&mut self) {
+        self.refreshed = Some(Instant::now());
+        let Some(tree) = &mut self.tree else {
+            // Nothing was started: nothing can be left.
+            self.pending.push(lifecycle::Event::TreeEmpty);
+            return;
+        };
+        match tree.refresh() {
+            Ok(living) => {
+                let known = tree.known().len();
+                self.living = living;
+                if known != self.record.members.len() {
+                    self.record.members = tree.known().iter().cloned().collect();
+                    self.save();
+                }
+                if self.living.is_empty() && self.child.is_none() {
+                    self.pending.push(lifecycle::Event::TreeEmpty);
+                }
+            }
+            Err(error) => self.warn(format!("the process table cannot be read: {error}")),
+        }
+        if matches!(self.state.phase, Phase::Starting { .. }) {
+            let read = Tree::bytes_read(&self.living);
+            if read.saturating_sub(self.bytes_read) >= READ_PROGRESS {
+                self.bytes_read = read;
+                self.pending.push(lifecycle::Event::Activity);
+            }
+        }
+    }
+
+    /// Records which shared-memory objects the tree uses now.
+    pub(super) fn scan_shm(&mut self) {
+        self.shm_scanned = Some(Instant::now());
+        let pids: Vec<i32> = self.living.iter().map(|member| member.id.pid).collect();
+        match engine::list_shm_of(&pids) {
+            Ok(found) => {
+                let before = self.record.shm.len();
+                self.record.shm.extend(found);
+                self.record.shm.sort();
+                self.record.shm.dedup();
+                if self.record.shm.len() != before {
+                    self.save();
+                }
+            }
+            Err(error) => self.warn(format!("shared memory cannot be listed: {error}")),
+        }
+    }
+
+    pub(super) fn probe(&mut self) {
+        self.probed = Some(Instant::now());
+        self.probing = true;
+        let (client, reports) = (self.client.clone(), self.reports.clone());
+        let served = self.plan.model.served_name.clone();
+        tokio::spawn(async move { reports.send(request::probe(&client, &served).await) });
+    }
+
+    pub(super) fn take_warm_up(&mut self, cold: ColdFigures, verdicts: &[Verdict]) -> lifecycle::Event {
+        if !cold.record.is_ok() {
+            let why = cold.record.failure_text().unwrap_or_else(|| "no token came back".to_owned());
+            self.diagnostic = Some(
+                Diagnostic::new(ErrorCode::WarmupFailed, "the engine is healthy but did not answer the first request")
+                    .cause(why),
+            );
+            return lifecycle::Event::WarmupFailed;
+        }
+        let passed = verdicts.iter().filter(|verdict| verdict.ok).count();
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        self.ready = Some(ReadyBody {
+            url: base_url(&self.plan),
+            model: self.plan.model.served_name.clone(),
+            ready_ms: 0,
+            cold_ttft_ms: cold.record.ttft_ms(),
+            cold_e2e_ms: cold.record.e2e_ms(),
+            cold_output_tokens: cold.record.usage.as_ref().map(|usage| usage.completion_tokens),
+            smoke_passed: count(passed),
+            smoke_total: count(verdicts.len()),
+            smoke_problems: verdicts
+                .iter()
+                .filter(|verdict| !verdict.ok)
+                .map(|verdict| format!("smoke `{}`: {}", verdict.id, verdict.problems.join("; ")))
+                .collect(),
+        });
+        self.record.smoke = (!verdicts.is_empty()).then(|| (count(passed), count(verdicts.len())));
+        self.record.cold = Some(cold);
+        lifecycle::Event::WarmedUp
+    }
+
+    fn announce_ready(&mut self) {
+        self.leave_stage();
+        self.refresh_tree();
+        self.scan_shm();
+        let ready_ms = millis(self.attempt_began.elapsed());
+        self.record.ready_ms = Some(ready_ms);
+        self.record_state(LaunchState::Ready, "");
+        let mut event = self.event(EventKind::Ready);
+        if let Some(ready) = &mut self.ready {
+            ready.ready_ms = ready_ms;
+            event.ready = Some(ready.clone());
+        }
+        self.tell(event);
+    }
+
+    /// What lives when an end begins: told afterwards as ended.
+    pub(super) fn remember_living(&mut self) {
+        self.refresh_tree();
+        self.scan_shm();
+        for member in &self.living {
+            self.stop.stopped.push(format!("{} {}", member.id.pid, member.title));
+            self.stop.freed = self.stop.freed.checked_add(member.resident).unwrap_or(self.stop.freed);
+        }
+    }
+
+    fn ask_main(&self) {
+        if let Some(tree) = &self.tree
+            && let Err(error) = engine::terminate(tree.main())
+        {
+            self.warn(error.to_string());
+        }
+    }
+
+    /// Freezes the tree, records its shared memory one last time, then kills it; the resource tracker
+    /// is spared at first, because it removes what is registered with it once all others are dead.
+    fn kill(&mut self, tracker_too: bool) {
+        self.refresh_tree();
+        for member in &self.living {
+            let _ = engine::freeze(&member.id);
+        }
+        self.refresh_tree();
+        self.scan_shm();
+        for member in self.living.clone() {
+            let outcome = if member.is_tracker && !tracker_too {
+                engine::thaw(&member.id)
+            } else {
+                engine::kill(&member.id)
+            };
+            if let Err(error) = outcome {
+                self.warn(error.to_string());
+            }
+        }
+    }
+
+    /// Verifies that the tree is gone and removes what it left.
+    async fn clean(&mut self) {
+        self.refresh_tree();
+        if let Some(log) = &self.log {
+            log.settle().await;
+            if log.lost() > 0 {
+                self.warn(format!("{} of the engine's log were lost: the disk took no more", Bytes::new(log.lost())));
+            }
+        }
+        let mut left: Vec<String> =
+            self.living.iter().map(|member| format!("process {} {}", member.id.pid, member.title)).collect();
+        if left.is_empty() {
+            let cleaning = crate::app::reap::remove_leftovers(&self.record.shm, self.record.runtime.as_ref());
+            self.stop.removed.extend(cleaning.removed);
+            left.extend(cleaning.survivors);
+        }
+        self.stop.survivors.clone_from(&left);
+        self.pending.retain(|event| *event != lifecycle::Event::TreeEmpty);
+        self.pending.push(lifecycle::Event::Cleaned { left: !left.is_empty() });
+    }
+
+    fn announce_retry(&mut self, failure: Failure) {
+        let diagnostic = self.explain(failure);
+        self.tell(self.event(EventKind::AttemptFailed).diagnostic(&diagnostic));
+        self.record_state(LaunchState::Restarting, &diagnostic.summary);
+        let text = format!("attempt {} of {} follows", self.state.attempt + 1, self.limits.max_attempts);
+        self.tell(self.event(EventKind::Retrying).text(text));
+        self.ready = None;
+    }
+
+    fn explain(&mut self, failure: Failure) -> Diagnostic {
+        let log_path = self.attempt_dir.as_ref().map(AttemptDir::engine_log);
+        let scan = self.log.as_ref().map(LogReader::scan);
+        let mut diagnostic =
+            explain(failure, self.diagnostic.take(), scan.as_deref(), log_path.as_deref(), self.exit_status, &self.plan);
+        diagnostic.did.push(crate::report::stop_line(&self.stop));
+        diagnostic
+    }
+
+    fn end(&mut self, outcome: Outcome) {
+        self.record.stop = Some(self.stop.clone());
+        let mut event = match outcome {
+            Outcome::Stopped { .. } => {
+                self.record_state(LaunchState::Stopped, "");
+                self.event(EventKind::Stopped)
+            }
+            Outcome::Failed(failure) => {
+                let diagnostic = self.explain(failure);
+                self.tell(self.event(EventKind::AttemptFailed).diagnostic(&diagnostic));
+                self.record_state(LaunchState::Failed, &diagnostic.summary);
+                self.diagnostic = Some(diagnostic);
+                self.event(EventKind::Failed)
+            }
+            Outcome::Incomplete => {
+                let diagnostic = crate::app::reap::incomplete(&self.plan.name, &self.stop);
+                self.record_state(LaunchState::Failed, &diagnostic.summary);
+                self.diagnostic = Some(diagnostic);
+                self.event(EventKind::Failed)
+            }
+        };
+        event.stop = Some(self.stop.clone());
+        if let Some(diagnostic) = &self.diagnostic {
+            event = event.diagnostic(diagnostic);
+        }
+        self.write_outcome(&event);
+        self.tell(event);
+    }
+
+    fn write_outcome(&self, event: &Event) {
+        let Some(dir) = &self.attempt_dir else { return };
+        let written = serde_json::to_vec_pretty(event)
+            .map_err(|error| error.to_string())
+            .and_then(|bytes| write_atomic(&dir.path.join("outcome.json"), &bytes).map_err(|error| error.to_string()));
+        if let Err(error) = written {
+            self.warn(format!("the outcome cannot be written: {error}"));
+        }
+    }
+}
+
+/// Where this plan's API answers: a wildcard address is reached through loopback.
+pub(in crate::app) fn base_url(plan: &Plan) -> String {
+    let host = match plan.host.as_str() {
+        "0.0.0.0" | "" => "127.0.0.1".to_owned(),
+        "::" => "[::1]".to_owned(),
+        host if host.contains(':') => format!("[{host}]"),
+        host => host.to_owned(),
+    };
+    format!("http://{host}:{}", plan.port)
+}
+
+/// Words for a figure that the engine printed.
+pub(super) fn measured_text(measured: &Measured) -> String {
+    match measured {
+        Measured::Version(version) => format!("vLLM {version}"),
+        Measured::KvCacheTokens(tokens) => format!("KV cache {tokens} tokens"),
+        Measured::KvCacheDtype(dtype) => format!("KV cache data type {dtype}"),
+        Measured::MaxModelLen(tokens) => format!("context {tokens} tokens"),
+        Measured::WeightsSeconds(seconds) => format!("read in {seconds} s"),
+    }
+}
+
+/// Appends one JSON line.
+pub(super) fn append_event(path: &Utf8Path, event: &Event) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(event)?;
+    line.push(b'\n');
+    let mut file = std::fs::File::options().create(true).append(true).mode(0o600).open(path)?;
+    file.write_all(&line)
+}

@@ -1,0 +1,334 @@
+//! `kdeploy up`: facts, plan, start, warm up, check; then stay and supervise, or leave a supervisor
+//! behind.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::Stdio;
+use std::time::Duration;
+
+use camino::Utf8Path;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::context::{App, io_error, store_error};
+use super::inputs;
+use super::reap::reap_stale;
+use super::supervise::{Ended, Launch, StopRequest, supervise};
+use crate::cli::{LaunchArgs, SuperviseArgs, UpArgs};
+use crate::lifecycle::Outcome;
+use crate::plan::Plan;
+use crate::report::schema::{Event, EventKind, ReadyBody, UpBody};
+use crate::report::{Diagnostic, ErrorCode, Exit, LaunchView, Retry, exit_when_ready, stop_line};
+use crate::store::{Lock, LockError, write_atomic};
+
+/// Longest line of the event stream between a supervisor and the `up` that waits for it.
+const SUPERVISOR_LOG: &str = "supervisor.log";
+
+/// Starts a deployment.
+///
+/// # Errors
+/// When the plan does not fit, the name is taken, or the launch fails.
+pub async fn up(app: &App, args: &UpArgs) -> Result<Exit, Diagnostic> {
+    let plan = prepare(app, &args.launch).await?;
+    if args.detach {
+        let waited = detach(app, &plan, args.wait_timeout, args.events).await?;
+        return Ok(report_detached(app, &plan, waited));
+    }
+    let ended = foreground(app, plan.clone(), args.events).await?;
+    finish(app, &plan, ended, args.events)
+}
+
+/// Facts, plan, and the checks that must hold before anything is started.
+pub(super) async fn prepare(app: &App, args: &LaunchArgs) -> Result<Plan, Diagnostic> {
+    let step = app.ui.step("plan");
+    let plan = inputs::plan(app, args).await?;
+    if !plan.fits {
+        step.failed("");
+        app.ui.say(&super::plan::text(&plan, false));
+        return Err(inputs::does_not_fit(&plan));
+    }
+    let context = plan.context.map(|tokens| format!(", context {tokens}")).unwrap_or_default();
+    step.done(&format!("{} with vLLM {}{context}", plan.model.served_name, plan.engine.version));
+    for warning in &plan.warnings {
+        app.ui.warn(&format!("{} [{}]", warning.text, warning.code));
+    }
+    app.deployment_dir(&plan.name)?;
+    Ok(plan)
+}
+
+/// Takes the name, cleans up after a dead predecessor, checks the port.
+async fn take_over(app: &App, plan: &Plan) -> Result<Lock, Diagnostic> {
+    let deployment = app.deployment_dir(&plan.name)?;
+    let lock = Lock::try_acquire(&deployment.join("lock")).map_err(|error| lock_error(&error, plan))?;
+    if let Some(report) = reap_stale(&deployment).await? {
+        app.ui.say(&format!("cleaned up after an earlier launch of `{}`: {}", plan.name, stop_line(&report)));
+    }
+    inputs::check_port(plan)?;
+    Ok(lock)
+}
+
+fn lock_error(error: &LockError, plan: &Plan) -> Diagnostic {
+    match error {
+        LockError::Held(_) => {
+            Diagnostic::new(ErrorCode::AlreadyRunning, format!("`{}` is running already", plan.name))
+                .command("see it", format!("kdeploy status {}", plan.name))
+                .command("stop it first", format!("kdeploy down {}", plan.name))
+                .advice("or give this one another name: --name")
+                .retry(Retry::Later)
+        }
+        LockError::Io { source, .. } => io_error(source).cause(error.to_string()),
+    }
+}
+
+/// Supervises in this process until the launch ends.
+async fn foreground(app: &App, plan: Plan, events_on_stdout: bool) -> Result<Ended, Diagnostic> {
+    let lock = take_over(app, &plan).await?;
+    let (events_tx, mut events) = mpsc::unbounded_channel();
+    let launch = Launch { dirs: app.dirs.clone(), plan, api_key: app.api_key(), lock };
+    let stop = stop_on_signals(false)?;
+    let supervision = supervise(launch, stop, events_tx);
+    tokio::pin!(supervision);
+    let mut view = LaunchView::new(&app.ui);
+    let ended = loop {
+        tokio::select! {
+            biased;
+            Some(event) = events.recv() => show(app, &mut view, &event, events_on_stdout),
+            ended = &mut supervision => break ended?,
+        }
+    };
+    while let Ok(event) = events.try_recv() {
+        show(app, &mut view, &event, events_on_stdout);
+    }
+    Ok(ended)
+}
+
+fn show(app: &App, view: &mut LaunchView<'_>, event: &Event, as_json: bool) {
+    if as_json {
+        app.ui.json_line(event);
+    } else {
+        view.show(event);
+        if event.event == EventKind::Ready {
+            app.ui.say("Ctrl-C stops it");
+        }
+    }
+}
+
+/// Turns signals into requests to stop: the first is ordered, the second urgent. A supervisor that
+/// was left behind does not end with its terminal.
+fn stop_on_signals(detached: bool) -> Result<mpsc::Receiver<StopRequest>, Diagnostic> {
+    let listen = |kind| signal(kind).map_err(|error| io_error(&error).cause(format!("signals: {error}")));
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut hangup = listen(SignalKind::hangup())?;
+    let (tx, rx) = mpsc::channel(4);
+    tokio::spawn(async move {
+        let mut asked = false;
+        loop {
+            tokio::select! {
+                Some(()) = interrupt.recv() => {}
+                Some(()) = terminate.recv() => {}
+                Some(()) = hangup.recv() => {
+                    if detached {
+                        continue;
+                    }
+                }
+                else => return,
+            }
+            let request = if asked { StopRequest::Urgent } else { StopRequest::Ordered };
+            asked = true;
+            if tx.send(request).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(rx)
+}
+
+/// Exit code and last words of a supervised launch.
+fn finish(app: &App, plan: &Plan, ended: Ended, events_on_stdout: bool) -> Result<Exit, Diagnostic> {
+    let document = |exit, state| {
+        if !events_on_stdout {
+            let (ready, stop) = (ended.ready.clone(), Some(ended.stop.clone()));
+            app.ui.document(UpBody { name: plan.name.to_string(), state, ready, stop }, exit);
+        }
+    };
+    match ended.outcome {
+        Outcome::Stopped { was_ready: true } => {
+            document(Exit::Done, "stopped");
+            Ok(Exit::Done)
+        }
+        Outcome::Stopped { was_ready: false } => Err(interrupted(plan)),
+        Outcome::Failed(_) | Outcome::Incomplete => {
+            Err(ended.diagnostic.unwrap_or_else(|| Diagnostic::new(ErrorCode::UnknownFailure, "the launch failed")))
+        }
+    }
+}
+
+fn interrupted(plan: &Plan) -> Diagnostic {
+    Diagnostic::new(ErrorCode::Interrupted, format!("`{}` was stopped before it was ready", plan.name))
+        .did("ended the engine and removed what it left")
+        .retry(Retry::Later)
+}
+
+/// What waiting for a detached launch brought.
+#[derive(Debug)]
+pub(super) enum Waited {
+    /// It is ready.
+    Ready(Box<ReadyBody>),
+    /// The wait ended first; it still starts.
+    Starting,
+}
+
+/// Leaves a supervisor behind and waits until the deployment is ready.
+pub(super) async fn detach(
+    app: &App,
+    plan: &Plan,
+    patience: Option<Duration>,
+    events_on_stdout: bool,
+) -> Result<Waited, Diagnostic> {
+    drop(take_over(app, plan).await?); // the supervisor takes it again; who comes between wins
+    let deployment = app.deployment_dir(&plan.name)?;
+    let plan_file = deployment.join("plan.json");
+    let bytes = serde_json::to_vec_pretty(plan).map_err(|error| io_error(&error.into()))?;
+    write_atomic(&plan_file, &bytes).map_err(|error| store_error(&error))?;
+    let mut child = spawn_supervisor(app, &plan_file, &deployment.join(SUPERVISOR_LOG))?;
+    let pid = child.id();
+    let Some(stdout) = child.stdout.take() else {
+        return Err(Diagnostic::new(ErrorCode::OsRefused, "the supervisor's output cannot be read"));
+    };
+    let mut lines = BufReader::new(stdout).lines();
+    let mut view = LaunchView::new(&app.ui);
+    let deadline = async {
+        match patience {
+            Some(patience) => tokio::time::sleep(patience).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::pin!(deadline);
+    let mut stop = stop_on_signals(false)?;
+    let mut stopping = false;
+    loop {
+        let line = tokio::select! {
+            line = lines.next_line() => line.map_err(|error| io_error(&error))?,
+            () = &mut deadline => return Ok(Waited::Starting),
+            Some(_) = stop.recv() => {
+                stopping = true;
+                if let Some(pid) = pid.and_then(|pid| i32::try_from(pid).ok()) {
+                    // Our own unreaped child: its pid cannot have been reused.
+                    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM);
+                }
+                continue;
+            }
+        };
+        let Some(line) = line else { break };
+        let Ok(event) = serde_json::from_str::<Event>(&line) else { continue };
+        // The failure itself is told once, at the end.
+        if event.event != EventKind::AttemptFailed || events_on_stdout {
+            show_detached(app, &mut view, &event, events_on_stdout);
+        }
+        match event.event {
+            EventKind::Ready if !stopping => {
+                let ready = event.ready.ok_or_else(|| Diagnostic::new(ErrorCode::Bug, "ready without figures"))?;
+                return Ok(Waited::Ready(Box::new(ready)));
+            }
+            EventKind::Failed => {
+                if let Some(body) = event.diagnostic {
+                    return Err(body.into());
+                }
+            }
+            EventKind::Stopped => return Err(interrupted(plan)),
+            _ => {}
+        }
+    }
+    let status = child.wait().await.map_err(|error| io_error(&error))?;
+    Err(Diagnostic::new(ErrorCode::Bug, "the supervisor ended without a word")
+        .fact("supervisor", status.to_string())
+        .fact(deployment.join(SUPERVISOR_LOG).as_str(), last_words(&deployment.join(SUPERVISOR_LOG))))
+}
+
+fn show_detached(app: &App, view: &mut LaunchView<'_>, event: &Event, as_json: bool) {
+    if as_json { app.ui.json_line(event) } else { view.show(event) }
+}
+
+fn last_words(log: &Utf8Path) -> String {
+    let (bytes, _) = crate::store::tail_lines(log, Some(5)).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}
+
+fn spawn_supervisor(app: &App, plan: &Utf8Path, log: &Utf8Path) -> Result<tokio::process::Child, Diagnostic> {
+    let failed = |error: std::io::Error| {
+        Diagnostic::new(ErrorCode::OsRefused, "the supervisor cannot be started").cause_chain(&error)
+    };
+    let program = std::env::current_exe().map_err(failed)?;
+    let words = fs_err::File::create(log).map_err(|error| io_error(&error))?;
+    let mut command = std::process::Command::new(program);
+    command.arg("supervise").arg(plan.as_str());
+    command.env("KDEPLOY_STATE_DIR", app.dirs.state.as_str()).env("KDEPLOY_CACHE_DIR", app.dirs.cache.as_str());
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(words.into_parts().0);
+    // SAFETY: setsid is async-signal-safe and allocates nothing.
+    #[expect(unsafe_code, reason = "std has no stable way to start a child in its own session")]
+    unsafe {
+        command.pre_exec(|| Ok(nix::unistd::setsid().map(drop)?));
+    }
+    tokio::process::Command::from(command).spawn().map_err(failed)
+}
+
+fn report_detached(app: &App, plan: &Plan, waited: Waited) -> Exit {
+    let name = plan.name.to_string();
+    match waited {
+        Waited::Ready(ready) => {
+            let exit = exit_when_ready(&ready);
+            app.ui.document(UpBody { name, state: "ready", ready: Some(*ready), stop: None }, exit);
+            exit
+        }
+        Waited::Starting => {
+            app.ui.answer(&format!("`{name}` is still starting\nNext: kdeploy status {name}    kdeploy logs -f {name}"));
+            app.ui.document(UpBody { name, state: "starting", ready: None, stop: None }, Exit::NotReady);
+            Exit::NotReady
+        }
+    }
+}
+
+/// `kdeploy supervise`: what `up -d` leaves behind. Events go to stdout as JSON lines for as long as
+/// somebody reads them.
+///
+/// # Errors
+/// When the plan cannot be read or the name was taken meanwhile.
+pub async fn run_supervisor(app: &App, args: &SuperviseArgs) -> Result<Exit, Diagnostic> {
+    let bytes = crate::store::read_bounded(&args.plan, 16 << 20)
+        .map_err(|error| store_error(&error))?
+        .ok_or_else(|| Diagnostic::new(ErrorCode::NameNotFound, format!("`{}` does not exist", args.plan)))?;
+    let plan: Plan = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(&bytes))
+        .map_err(|error| Diagnostic::new(ErrorCode::SettingInvalid, "the plan cannot be read").cause(error.to_string()))?;
+    let result = foreground_quietly(app, plan.clone()).await;
+    match result {
+        Ok(ended) => Ok(match (ended.outcome, ended.diagnostic) {
+            (Outcome::Stopped { .. }, _) => Exit::Done,
+            (_, Some(diagnostic)) => diagnostic.exit(),
+            (_, None) => Exit::LaunchFailedUnknown,
+        }),
+        Err(diagnostic) => {
+            app.ui.json_line(&Event::new(plan.name.as_str(), 0, EventKind::Failed).diagnostic(&diagnostic));
+            Err(diagnostic)
+        }
+    }
+}
+
+async fn foreground_quietly(app: &App, plan: Plan) -> Result<Ended, Diagnostic> {
+    let lock = take_over(app, &plan).await?;
+    let (events_tx, mut events) = mpsc::unbounded_channel();
+    let launch = Launch { dirs: app.dirs.clone(), plan, api_key: app.api_key(), lock };
+    let supervision = supervise(launch, stop_on_signals(true)?, events_tx);
+    tokio::pin!(supervision);
+    let ended = loop {
+        tokio::select! {
+            biased;
+            Some(event) = events.recv() => app.ui.json_line(&event),
+            ended = &mut supervision => break ended?,
+        }
+    };
+    while let Ok(event) = events.try_recv() {
+        app.ui.json_line(&event);
+    }
+    Ok(ended)
+}

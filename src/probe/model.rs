@@ -1,0 +1,328 @@
+//! A model directory, a managed model or an id in the model cache → [`ModelFacts`].
+
+use std::collections::BTreeMap;
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use super::files::read_small;
+use crate::facts::{
+    MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, parse_model_config, parse_tokenizer_config,
+    parse_weight_index,
+};
+use crate::units::Bytes;
+
+/// Why a model cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The path does not exist.
+    #[error("there is no directory `{path}`")]
+    NoDirectory {
+        /// As given, made absolute.
+        path: Utf8PathBuf,
+    },
+    /// The path is not a model directory.
+    #[error("`{path}` is not a model directory: it has no config.json")]
+    NoConfig {
+        /// The directory.
+        path: Utf8PathBuf,
+        /// Something that looks like a model but is not one vLLM takes from a directory.
+        hint: Option<String>,
+    },
+    /// The id is neither managed nor in the model cache.
+    #[error("`{id}` is not on this machine")]
+    NotCached {
+        /// The id.
+        id: String,
+        /// Directories that were looked in.
+        looked_in: Vec<Utf8PathBuf>,
+    },
+    /// A link of the model leads nowhere.
+    #[error("`{link}` leads to `{target}`, which does not exist")]
+    DanglingLink {
+        /// The link.
+        link: Utf8PathBuf,
+        /// Where it leads.
+        target: String,
+    },
+    /// A file that the index names is missing.
+    #[error("`{index}` names `{file}`, which does not exist")]
+    MissingWeights {
+        /// The index.
+        index: Utf8PathBuf,
+        /// The missing file.
+        file: String,
+        /// How many are missing in all.
+        count: usize,
+    },
+    /// There are no weights at all.
+    #[error("`{path}` holds no weights (*.safetensors or *.bin)")]
+    NoWeights {
+        /// The directory.
+        path: Utf8PathBuf,
+    },
+    /// A file of the model makes no sense.
+    #[error("`{path}` cannot be used")]
+    Broken {
+        /// The file.
+        path: Utf8PathBuf,
+        /// Why.
+        source: ModelConfigError,
+    },
+    /// A file of the model cannot be read.
+    #[error("`{path}` cannot be read")]
+    Io {
+        /// The file or directory.
+        path: Utf8PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Where to look for models.
+#[derive(Debug, Clone, Copy)]
+pub struct ModelPlaces<'a> {
+    /// Managed models.
+    pub managed: &'a Utf8Path,
+    /// The environment: `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HOME`.
+    pub env: &'a BTreeMap<String, String>,
+    /// What relative paths are relative to.
+    pub working_dir: &'a Utf8Path,
+}
+
+/// Reads what is known of a model without loading it.
+///
+/// # Errors
+/// When there is no such model on this machine, or it is incomplete or broken.
+pub fn read_model(model: &str, revision: Option<&str>, places: ModelPlaces<'_>) -> Result<ModelFacts, ModelError> {
+    let home = places.env.get("HOME").map(Utf8PathBuf::from);
+    let path = match (model.strip_prefix("~/"), home) {
+        (Some(rest), Some(home)) => home.join(rest),
+        _ => places.working_dir.join(model),
+    };
+    if path.is_dir() {
+        return read_directory(model, &path, None);
+    }
+    if is_path(model) {
+        return match path.exists() {
+            true => Err(ModelError::NoConfig { path, hint: Some("it is a file; vLLM takes a directory".to_owned()) }),
+            false => Err(ModelError::NoDirectory { path }),
+        };
+    }
+    let managed = places.managed.join(model);
+    if !model.contains('/') && managed.is_dir() {
+        return read_directory(model, &managed, None);
+    }
+    match find_snapshot(model, revision, places.env)? {
+        (Some((snapshot, commit)), _) => read_directory(model, &snapshot, Some(commit)),
+        (None, looked) => {
+            let looked_in = [places.managed.to_owned()].into_iter().chain(looked).collect();
+            Err(ModelError::NotCached { id: model.to_owned(), looked_in })
+        }
+    }
+}
+
+/// Does the text mean a path, never an id?
+fn is_path(model: &str) -> bool {
+    model.starts_with(['/', '.', '~']) || model.ends_with('/') || model.matches('/').count() > 1
+}
+
+type Snapshot = (Option<(Utf8PathBuf, String)>, Option<Utf8PathBuf>);
+
+/// The snapshot of an id in the model cache: `models--ORG--NAME/snapshots/COMMIT`, where the commit
+/// is given, or named by `refs/REVISION` (`refs/main`).
+fn find_snapshot(id: &str, revision: Option<&str>, env: &BTreeMap<String, String>) -> Result<Snapshot, ModelError> {
+    let Some(hub) = hub_cache(env) else { return Ok((None, None)) };
+    let root = hub.join(format!("models--{}", id.replace('/', "--")));
+    let revision = revision.unwrap_or("main");
+    if revision.contains("..") || revision.starts_with('/') {
+        return Ok((None, Some(root)));
+    }
+    let reference = root.join("refs").join(revision);
+    let commit = read_small(&reference, 1024)
+        .map_err(|source| ModelError::Io { path: reference, source })?
+        .map_or_else(|| revision.to_owned(), |bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
+    let snapshot = root.join("snapshots").join(&commit);
+    let usable = !commit.is_empty() && !commit.contains('/') && snapshot.is_dir();
+    Ok((usable.then_some((snapshot, commit)), Some(root)))
+}
+
+fn hub_cache(env: &BTreeMap<String, String>) -> Option<Utf8PathBuf> {
+    let get = |name: &str| env.get(name).filter(|value| !value.is_empty()).map(Utf8PathBuf::from);
+    get("HF_HUB_CACHE")
+        .or_else(|| get("HF_HOME").map(|home| home.join("hub")))
+        .or_else(|| get("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
+        .or_else(|| get("HOME").map(|home| home.join(".cache/huggingface/hub")))
+}
+
+fn read_directory(id: &str, path: &Utf8Path, revision: Option<String>) -> Result<ModelFacts, ModelError> {
+    let path = absolute(path)?;
+    let files = list(&path)?;
+    let tokenizer_path = path.join("tokenizer_config.json");
+    let tokenizer = match read_file(&tokenizer_path, MAX_CONFIG_BYTES)? {
+        Some(bytes) => {
+            Some(parse_tokenizer_config(&bytes).map_err(|source| ModelError::Broken { path: tokenizer_path, source })?)
+        }
+        None => None,
+    };
+    let config_path = path.join("config.json");
+    let Some(bytes) = read_file(&config_path, MAX_CONFIG_BYTES)? else {
+        let hint = files.iter().find(|(name, _)| name.ends_with(".gguf")).map(|(name, _)| {
+            format!("it holds `{name}`; convert it to a checkpoint of safetensors first")
+        });
+        return Err(ModelError::NoConfig { path, hint });
+    };
+    let config = parse_model_config(&bytes, tokenizer.and_then(|tokenizer| tokenizer.max_len))
+        .map_err(|source| ModelError::Broken { path: config_path, source })?;
+    let weights = weigh(&path, &files)?;
+    let template_file = files.iter().any(|(name, _)| name == "chat_template.jinja" || name == "chat_template.json");
+    Ok(ModelFacts {
+        id: id.to_owned(),
+        revision,
+        config: Some(config),
+        weights: Some(weights),
+        has_chat_template: Some(template_file || tokenizer.is_some_and(|tokenizer| tokenizer.has_chat_template)),
+        notes: Vec::new(),
+        path: Some(path),
+    })
+}
+
+fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, ModelError> {
+    camino::absolute_utf8(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })
+}
+
+/// Names and sizes of a directory's files; a link that leads nowhere is an error.
+fn list(path: &Utf8Path) -> Result<Vec<(String, Bytes)>, ModelError> {
+    let io = |source| ModelError::Io { path: path.to_owned(), source };
+    let mut files = Vec::new();
+    for entry in path.read_dir_utf8().map_err(io)? {
+        let entry = entry.map_err(io)?;
+        match entry.path().metadata() {
+            Ok(meta) if meta.is_file() => files.push((entry.file_name().to_owned(), Bytes::new(meta.len()))),
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let target = entry.path().read_link_utf8().map_or_else(|_| "nowhere".to_owned(), |t| t.to_string());
+                return Err(ModelError::DanglingLink { link: entry.path().to_owned(), target });
+            }
+            Err(source) => return Err(ModelError::Io { path: entry.path().to_owned(), source }),
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Sum of the weight files: those that the index names, otherwise all of the best kind there is.
+fn weigh(path: &Utf8Path, files: &[(String, Bytes)]) -> Result<Bytes, ModelError> {
+    for index_name in ["model.safetensors.index.json", "pytorch_model.bin.index.json"] {
+        let index_path = path.join(index_name);
+        let Some(bytes) = read_file(&index_path, MAX_INDEX_BYTES)? else { continue };
+        let index = parse_weight_index(&bytes)
+            .map_err(|source| ModelError::Broken { path: index_path.clone(), source })?;
+        let missing: Vec<&String> =
+            index.files.iter().filter(|name| !files.iter().any(|(known, _)| known == *name)).collect();
+        if let Some(first) = missing.first() {
+            return Err(ModelError::MissingWeights {
+                index: index_path,
+                file: (*first).clone(),
+                count: missing.len(),
+            });
+        }
+        if !index.files.is_empty() {
+            return Ok(files.iter().filter(|(name, _)| index.files.contains(name)).map(|(_, size)| *size).sum());
+        }
+    }
+    for kind in [".safetensors", ".bin", ".pt"] {
+        let sizes = files.iter().filter(|(name, _)| name.ends_with(kind) && !name.starts_with("training_args"));
+        let sum: Bytes = sizes.map(|(_, size)| *size).sum();
+        if sum > Bytes::ZERO {
+            return Ok(sum);
+        }
+    }
+    Err(ModelError::NoWeights { path: path.to_owned() })
+}
+
+fn read_file(path: &Utf8Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
+    read_small(path, limit).map_err(|source| ModelError::Io { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ModelError, ModelPlaces, read_model};
+    use crate::units::Bytes;
+    use camino::{Utf8Path, Utf8PathBuf};
+    use std::collections::BTreeMap;
+
+    struct Machine {
+        dir: tempfile::TempDir,
+    }
+
+    impl Machine {
+        fn new() -> Self {
+            Self { dir: tempfile::tempdir().expect("a directory") }
+        }
+
+        fn root(&self) -> &Utf8Path {
+            Utf8Path::from_path(self.dir.path()).expect("UTF-8")
+        }
+
+        fn write(&self, path: &str, bytes: &[u8]) -> Utf8PathBuf {
+            let path = self.root().join(path);
+            std::fs::create_dir_all(path.parent().expect("a parent")).expect("parents");
+            std::fs::write(&path, bytes).expect("a file");
+            path
+        }
+
+        fn model(&self, directory: &str) {
+            self.write(&format!("{directory}/config.json"), br#"{"architectures":["LlamaForCausalLM"]}"#);
+            self.write(&format!("{directory}/model.safetensors"), &[0; 64]);
+        }
+
+        fn read(&self, model: &str, revision: Option<&str>) -> Result<crate::facts::ModelFacts, ModelError> {
+            let env = BTreeMap::from([("HOME".to_owned(), self.root().to_string())]);
+            let managed = self.root().join("managed");
+            read_model(model, revision, ModelPlaces { managed: &managed, env: &env, working_dir: self.root() })
+        }
+    }
+
+    #[test]
+    fn directories_managed_models_and_cached_ids_are_found() {
+        let machine = Machine::new();
+        let hub = ".cache/huggingface/hub/models--org--name";
+        machine.model("here");
+        machine.model("managed/Small-1");
+        machine.model(&format!("{hub}/snapshots/abc"));
+        machine.write(&format!("{hub}/refs/main"), b"abc\n");
+        machine.write("here/tokenizer_config.json", br#"{"chat_template":"x"}"#);
+        let here = machine.read("./here", None).expect("a directory");
+        assert_eq!(here.path.as_deref(), Some(machine.root().join("here").as_path()));
+        assert_eq!((here.weights, here.has_chat_template), (Some(Bytes::new(64)), Some(true)));
+        assert_eq!(machine.read("~/here", None).expect("home").weights, Some(Bytes::new(64)));
+        assert_eq!(machine.read("Small-1", None).expect("managed").has_chat_template, Some(false));
+        let cached = machine.read("org/name", None).expect("cached");
+        assert_eq!(cached.revision.as_deref(), Some("abc"));
+        assert_eq!(machine.read("org/name", Some("abc")).expect("by commit").revision.as_deref(), Some("abc"));
+        for missing in [machine.read("org/other", None), machine.read("org/name", Some("../../x"))] {
+            assert!(matches!(missing, Err(ModelError::NotCached { .. })), "{missing:?}");
+        }
+        assert!(matches!(machine.read("./nowhere", None), Err(ModelError::NoDirectory { .. })));
+        assert!(matches!(machine.read("./here/config.json", None), Err(ModelError::NoConfig { .. })));
+    }
+
+    #[test]
+    fn incomplete_and_broken_models_name_the_file() {
+        let machine = Machine::new();
+        machine.model("m");
+        machine.write("m/model.safetensors.index.json", br#"{"weight_map":{"a":"gone-1.safetensors"}}"#);
+        let error = machine.read("./m", None).expect_err("missing shard");
+        assert!(matches!(&error, ModelError::MissingWeights { file, count: 1, .. } if file == "gone-1.safetensors"));
+        machine.model("torn");
+        machine.write("torn/config.json", b"{\"archi");
+        assert!(matches!(machine.read("./torn", None), Err(ModelError::Broken { path, .. }) if path.ends_with("torn/config.json")));
+        machine.write("empty/config.json", b"{}");
+        assert!(matches!(machine.read("./empty", None), Err(ModelError::NoWeights { .. })));
+        machine.write("gguf/x.gguf", b"");
+        assert!(matches!(machine.read("./gguf", None), Err(ModelError::NoConfig { hint: Some(_), .. })));
+        machine.model("linked");
+        std::os::unix::fs::symlink("../blobs/none", machine.root().join("linked/a.safetensors")).expect("a link");
+        assert!(matches!(machine.read("./linked", None), Err(ModelError::DanglingLink { target, .. }) if target == "../blobs/none"));
+    }
+}
