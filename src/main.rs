@@ -10,7 +10,9 @@ use kdeploy::report::{Diagnostic, ErrorCode, Exit, Ui, UiOptions};
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|info| {
         eprintln!("kdeploy {} stopped because of a bug in itself: {info}", env!("CARGO_PKG_VERSION"));
-        eprintln!("Attach this text, the command line and the output of `kdeploy status --all --json` to a report.");
+        eprintln!(
+            "Attach this text, the command line and the output of `kdeploy status --all --json` to a report."
+        );
     }));
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -21,12 +23,14 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            let refused = Diagnostic::new(ErrorCode::OsRefused, "no threads can be started").cause_chain(&error);
+            let refused =
+                Diagnostic::new(ErrorCode::OsRefused, "no threads can be started").cause_chain(&error);
             ui.failure(&refused);
             return refused.exit().into();
         }
     };
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(app::run(cli, ui))));
+    let outcome =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(app::run(cli, ui))));
     // A thread that still reads must not hold up the end.
     runtime.shutdown_background();
     outcome.unwrap_or(Exit::Bug).into()
@@ -43,7 +47,8 @@ fn usage(error: &clap::Error) -> Exit {
     if json {
         let text = error.to_string();
         let summary = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        Ui::new(UiOptions { json, ..UiOptions::default() }).failure(&Diagnostic::new(ErrorCode::Usage, summary));
+        Ui::new(UiOptions { json, ..UiOptions::default() })
+            .failure(&Diagnostic::new(ErrorCode::Usage, summary));
     } else {
         let _ = error.print();
     }

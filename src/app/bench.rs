@@ -55,10 +55,12 @@ pub(super) async fn measure(
     }
     let after = target.load().await;
     drop(step);
-    let mut runs: Vec<RunBody> = cold.iter().map(|record| RunBody::of("cold", std::slice::from_ref(record))).collect();
+    let mut runs: Vec<RunBody> =
+        cold.iter().map(|record| RunBody::of("cold", std::slice::from_ref(record))).collect();
     let warm_run = RunBody::of("warm", &warm);
     if warm_run.counts.ok == 0 {
-        let why = unmeasured.failure_text().or_else(|| warm_run.failures.first().cloned()).unwrap_or_default();
+        let why =
+            unmeasured.failure_text().or_else(|| warm_run.failures.first().cloned()).unwrap_or_default();
         return Err(Diagnostic::new(ErrorCode::BenchInvalid, "no request succeeded").cause(why));
     }
     let exit = if warm_run.counts.failed > 0 { Exit::BenchInvalid } else { Exit::Done };
@@ -105,10 +107,13 @@ async fn cold(
     }
     let recorded = target.record.as_ref().and_then(|record| record.cold.as_ref());
     match recorded {
-        Some(cold) if cold.prompt == request.prompt && cold.max_tokens == request.max_tokens.as_u64() => {
-            (Some(cold.record.clone()), Some("cold is the first request of all, recorded when the deployment started".to_owned()))
+        Some(cold) if cold.prompt == request.prompt && cold.max_tokens == request.max_tokens.as_u64() => (
+            Some(cold.record.clone()),
+            Some("cold is the first request of all, recorded when the deployment started".to_owned()),
+        ),
+        Some(_) => {
+            (None, Some("no cold figure: the first request of this deployment was another one".to_owned()))
         }
-        Some(_) => (None, Some("no cold figure: the first request of this deployment was another one".to_owned())),
         None => (None, Some("no cold figure: the server had answered requests before".to_owned())),
     }
 }
@@ -132,7 +137,9 @@ fn notes(warm: &[RequestRecord], before: &ServerLoad, from: &ServerLoad, after: 
         notes.push("the server reports no usage: tokens are unknown, so there is no TPOT".to_owned());
     }
     if ok.iter().any(|record| record.is_burst()) {
-        notes.push("answers arrived in one burst at their end (a buffering proxy?): no decode speed".to_owned());
+        notes.push(
+            "answers arrived in one burst at their end (a buffering proxy?): no decode speed".to_owned(),
+        );
     }
     if ok.iter().any(|record| record.first_answer_ms.is_none()) {
         notes.push("some answers were all reasoning".to_owned());
@@ -159,10 +166,24 @@ pub(super) fn text(body: &BenchBody) -> String {
     let engine = env.engine.as_deref().map(|v| format!(", vLLM {v}")).unwrap_or_default();
     let _ = writeln!(out, "{}: {}{hardware}{engine}", env.name, env.model);
     let work = &body.workload;
-    let _ = writeln!(out, "request: {:?}, at most {} tokens, temperature 0, one at a time\n", work.prompt, work.max_tokens);
+    let _ = writeln!(
+        out,
+        "request: {:?}, at most {} tokens, temperature 0, one at a time\n",
+        work.prompt, work.max_tokens
+    );
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["", "n", "ok", "TTFT p50 [95% CI]", "TPOT p50", "ITL p50", "E2E p50", "decode tok/s [95% CI]", "tokens in/out"]);
+    table.set_header([
+        "",
+        "n",
+        "ok",
+        "TTFT p50 [95% CI]",
+        "TPOT p50",
+        "ITL p50",
+        "E2E p50",
+        "decode tok/s [95% CI]",
+        "tokens in/out",
+    ]);
     for run in &body.runs {
         let m = &run.metrics;
         let time = |s: &Option<Summary>| s.map_or_else(dash, |s| millis(s.p50));
@@ -207,13 +228,17 @@ pub(super) fn text(body: &BenchBody) -> String {
 fn phases(out: &mut String, body: &BenchBody) {
     for run in &body.runs {
         let Some(phases) = &run.metrics.phases else { continue };
-        for (name, phase) in [("prefill", phases.prefill), ("thinking", phases.thinking), ("answer", phases.answer)] {
+        for (name, phase) in
+            [("prefill", phases.prefill), ("thinking", phases.thinking), ("answer", phases.answer)]
+        {
             let Some(phase) = phase else { continue };
             let tokens = phase.tokens.map(|n| format!(", {n} tokens")).unwrap_or_default();
-            let speed = phase.tokens_per_s.map(|s| format!(", {} tok/s", three_digits(s))).unwrap_or_default();
+            let speed =
+                phase.tokens_per_s.map(|s| format!(", {} tok/s", three_digits(s))).unwrap_or_default();
             let _ = writeln!(out, "{:<5} {name:<9} {}{tokens}{speed}", run.mode, millis(phase.ms));
         }
-        let reasons: Vec<String> = run.finish_reasons.iter().map(|(reason, n)| format!("{reason} {n}x")).collect();
+        let reasons: Vec<String> =
+            run.finish_reasons.iter().map(|(reason, n)| format!("{reason} {n}x")).collect();
         let _ = writeln!(out, "{:<5} finish    {}", run.mode, reasons.join(", "));
     }
 }

@@ -21,7 +21,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// # Errors
 /// When something of it is still there afterwards.
 pub async fn down(app: &App, args: &DownArgs) -> Result<Exit, Diagnostic> {
-    let names = if args.all { app.recorded()? } else { app.choose(args.name.as_ref())?.into_iter().collect() };
+    let names =
+        if args.all { app.recorded()? } else { app.choose(args.name.as_ref())?.into_iter().collect() };
     let mut body = DownBody::default();
     for name in &names {
         if let Some(report) = stop(app, name, args).await? {
@@ -41,7 +42,11 @@ pub async fn down(app: &App, args: &DownArgs) -> Result<Exit, Diagnostic> {
 }
 
 /// Stops one deployment; `None` when it is not running.
-pub(super) async fn stop(app: &App, name: &DeploymentName, args: &DownArgs) -> Result<Option<StopReport>, Diagnostic> {
+pub(super) async fn stop(
+    app: &App,
+    name: &DeploymentName,
+    args: &DownArgs,
+) -> Result<Option<StopReport>, Diagnostic> {
     let deployment = app.dirs.deployment(name);
     let Some(record) = app.record(name)? else { return Ok(None) };
     let ran = record.state.is_live();
@@ -65,9 +70,14 @@ pub(super) async fn stop(app: &App, name: &DeploymentName, args: &DownArgs) -> R
 }
 
 /// Asks the supervisor to end its launch and waits until it has; urges it when the time is up.
-async fn ask(record: &LaunchRecord, args: &DownArgs, step: &crate::report::Step<'_>) -> Result<(), Diagnostic> {
+async fn ask(
+    record: &LaunchRecord,
+    args: &DownArgs,
+    step: &crate::report::Step<'_>,
+) -> Result<(), Diagnostic> {
     let os = |error: engine::EngineError| {
-        Diagnostic::new(ErrorCode::OsRefused, "the supervising kdeploy cannot be signalled").cause_chain(&error)
+        Diagnostic::new(ErrorCode::OsRefused, "the supervising kdeploy cannot be signalled")
+            .cause_chain(&error)
     };
     engine::terminate(&record.supervisor).map_err(os)?;
     let patience = match (args.force, args.timeout) {
@@ -84,10 +94,16 @@ async fn ask(record: &LaunchRecord, args: &DownArgs, step: &crate::report::Step<
             urged = true;
         }
         if urged && began.elapsed() >= patience + SUPERVISOR_GRACE {
-            return Err(Diagnostic::new(ErrorCode::StopIncomplete, format!("`{}` does not stop", record.name))
-                .fact("supervisor", format!("kdeploy with pid {} is still alive", record.supervisor.pid))
-                .command("end it, then clean up", format!("kill -9 {}; kdeploy down {}", record.supervisor.pid, record.name))
-                .retry(Retry::Later));
+            return Err(Diagnostic::new(
+                ErrorCode::StopIncomplete,
+                format!("`{}` does not stop", record.name),
+            )
+            .fact("supervisor", format!("kdeploy with pid {} is still alive", record.supervisor.pid))
+            .command(
+                "end it, then clean up",
+                format!("kill -9 {}; kdeploy down {}", record.supervisor.pid, record.name),
+            )
+            .retry(Retry::Later));
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -18,7 +18,8 @@ pub(super) fn config_error(error: &ConfigError) -> Diagnostic {
             .advice("correct or remove the line; vLLM's own options go under [vllm]"),
         ConfigError::BadValue { place, .. } => {
             // Flags and variables have no line.
-            let code = if place.contains(".toml") { ErrorCode::ProfileInvalid } else { ErrorCode::SettingInvalid };
+            let code =
+                if place.contains(".toml") { ErrorCode::ProfileInvalid } else { ErrorCode::SettingInvalid };
             Diagnostic::new(code, message).command("see what is set, and where", "kdeploy plan MODEL --all")
         }
         ConfigError::Secret { .. } => Diagnostic::new(ErrorCode::SettingInvalid, message)
@@ -35,17 +36,22 @@ pub(super) fn config_error(error: &ConfigError) -> Diagnostic {
 pub(super) fn engine_error(error: &EngineFindError) -> Diagnostic {
     let install = |diagnostic: Diagnostic| {
         diagnostic
-            .command("see the whole way with a small model first; it installs a CPU build", "kdeploy quickstart")
+            .command(
+                "see the whole way with a small model first; it installs a CPU build",
+                "kdeploy quickstart",
+            )
             .advice("or name one that is installed: --engine PATH, KDEPLOY_ENGINE")
     };
     match error {
         EngineFindError::NotFound { looked_in } => {
-            let diagnostic = Diagnostic::new(ErrorCode::EngineNotInstalled, "vLLM was not found").cause_chain(error);
+            let diagnostic =
+                Diagnostic::new(ErrorCode::EngineNotInstalled, "vLLM was not found").cause_chain(error);
             install(looked_in.iter().fold(diagnostic, |d, place| d.fact("looked in", place.clone())))
         }
         EngineFindError::NotThere { looked_in, .. } => {
-            let diagnostic = Diagnostic::new(ErrorCode::EngineNotInstalled, "the engine that was named is not there")
-                .cause_chain(error);
+            let diagnostic =
+                Diagnostic::new(ErrorCode::EngineNotInstalled, "the engine that was named is not there")
+                    .cause_chain(error);
             looked_in
                 .iter()
                 .fold(diagnostic, |d, place| d.fact("looked for", place.clone()))
@@ -57,8 +63,8 @@ pub(super) fn engine_error(error: &EngineFindError) -> Diagnostic {
                 .command("make it executable", format!("chmod +x {path}"))
         }
         EngineFindError::NoVersion { looked_in, .. } => {
-            let diagnostic =
-                Diagnostic::new(ErrorCode::EngineUnusable, "the engine's version is not known").cause_chain(error);
+            let diagnostic = Diagnostic::new(ErrorCode::EngineUnusable, "the engine's version is not known")
+                .cause_chain(error);
             let diagnostic = looked_in.iter().fold(diagnostic, |d, place| d.fact("looked in", place.clone()));
             diagnostic.advice("install vLLM into a virtual environment and name that: --engine PATH")
         }
@@ -72,16 +78,20 @@ pub(super) fn model_error(error: &ModelError, model: &str) -> Diagnostic {
             .cause_chain(error)
             .advice("give a directory that exists, or an id without leading `.` or `/`"),
         ModelError::NoConfig { hint, .. } => {
-            let diagnostic = Diagnostic::new(ErrorCode::ModelNotFound, "this is not a model").cause_chain(error);
+            let diagnostic =
+                Diagnostic::new(ErrorCode::ModelNotFound, "this is not a model").cause_chain(error);
             match hint {
                 Some(hint) => diagnostic.advice(hint.clone()),
                 None => diagnostic.advice("give the directory with config.json, tokenizer and weights"),
             }
         }
         ModelError::NotCached { looked_in, .. } => {
-            let diagnostic = Diagnostic::new(ErrorCode::ModelNotFound, format!("`{model}` is not on this machine"))
-                .cause("kdeploy serves models that are here: a download would hide in the start of the engine");
-            let diagnostic = looked_in.iter().fold(diagnostic, |d, place| d.fact("looked in", place.to_string()));
+            let diagnostic =
+                Diagnostic::new(ErrorCode::ModelNotFound, format!("`{model}` is not on this machine")).cause(
+                    "kdeploy serves models that are here: a download would hide in the start of the engine",
+                );
+            let diagnostic =
+                looked_in.iter().fold(diagnostic, |d, place| d.fact("looked in", place.to_string()));
             diagnostic
                 .command("fetch it first", format!("hf download {model}"))
                 .advice("or give its directory")

@@ -6,7 +6,8 @@ use super::context::{App, io_error, store_error};
 use super::explain_inputs::{config_error, engine_error, model_error, plan_error};
 use crate::cli::LaunchArgs;
 use crate::config::{
-    EMBEDDED_PROFILES, LaunchFlags, NamedProfile, Origin, Setting, Settings, env_vars, nearest, parse_profile, resolve,
+    EMBEDDED_PROFILES, LaunchFlags, NamedProfile, Origin, Setting, Settings, env_vars, nearest,
+    parse_profile, resolve,
 };
 use crate::facts::Facts;
 use crate::plan::{Plan, make_plan};
@@ -17,8 +18,12 @@ use crate::report::{Diagnostic, ErrorCode, Retry};
 const MAX_PROFILE_BYTES: u64 = 1 << 20;
 
 /// Variables of the engine that a plan depends on: the caller's environment wins over a profile.
-const PLANNED_VARIABLES: &[&str] =
-    &["VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "TORCHINDUCTOR_CACHE_DIR"];
+const PLANNED_VARIABLES: &[&str] = &[
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "TORCHINDUCTOR_CACHE_DIR",
+];
 
 /// Reads everything and makes the plan.
 ///
@@ -30,17 +35,17 @@ pub(super) async fn plan(app: &App, args: &LaunchArgs) -> Result<Plan, Diagnosti
     let (engines, models) = (app.dirs.engines(), app.dirs.models());
     let wanted = settings.clone();
     // Files, NVML and /proc block.
-    let facts = tokio::task::spawn_blocking(move || gather(&wanted, &env, &engines, &models))
-        .await
-        .map_err(|error| Diagnostic::new(ErrorCode::Bug, "reading the facts broke off").cause_chain(&error))??;
+    let facts =
+        tokio::task::spawn_blocking(move || gather(&wanted, &env, &engines, &models)).await.map_err(
+            |error| Diagnostic::new(ErrorCode::Bug, "reading the facts broke off").cause_chain(&error),
+        )??;
     make_plan(&settings, &facts, &app.dirs.cache).map_err(|error| plan_error(&error, &facts))
 }
 
 fn settings(app: &App, args: &LaunchArgs) -> Result<Settings, Diagnostic> {
     let profile_name = args.profile.clone().or_else(|| app.env.get(env_vars::PROFILE).cloned());
     let profile = profile_name.map(|name| load_profile(app, &name)).transpose()?;
-    let mut settings =
-        resolve(profile, &app.env, &flags(args)).map_err(|error| config_error(&error))?;
+    let mut settings = resolve(profile, &app.env, &flags(args)).map_err(|error| config_error(&error))?;
     for name in PLANNED_VARIABLES.iter().copied().chain(settings.env.clone().keys().map(String::as_str)) {
         if let Some(value) = app.env.get(name) {
             settings.env.insert(name.to_owned(), Setting::new(value.clone(), Origin::env(name)));
@@ -124,7 +129,9 @@ fn gather(
     models: &Utf8Path,
 ) -> Result<Facts, Diagnostic> {
     let working_dir = std::env::current_dir()
-        .and_then(|dir| Utf8PathBuf::from_path_buf(dir).map_err(|_| std::io::Error::other("its path is not UTF-8")))
+        .and_then(|dir| {
+            Utf8PathBuf::from_path_buf(dir).map_err(|_| std::io::Error::other("its path is not UTF-8"))
+        })
         .map_err(|error| io_error(&error).cause(format!("the working directory: {error}")))?;
     let revision = settings.revision.as_ref().map(|revision| revision.value.as_str());
     let places = ModelPlaces { managed: models, env, working_dir: &working_dir };
@@ -139,8 +146,9 @@ fn gather(
 
 /// The plan says itself that it does not fit; this is how the command ends then.
 pub(super) fn does_not_fit(plan: &Plan) -> Diagnostic {
-    let mut diagnostic = Diagnostic::new(ErrorCode::ContextDoesNotFit, format!("`{}` does not fit", plan.model.id))
-        .cause(plan.verdict.clone());
+    let mut diagnostic =
+        Diagnostic::new(ErrorCode::ContextDoesNotFit, format!("`{}` does not fit", plan.model.id))
+            .cause(plan.verdict.clone());
     for row in &plan.memory {
         diagnostic = diagnostic.fact(row.item.clone(), format!("{} ({})", row.bytes, row.source));
     }
@@ -159,16 +167,22 @@ pub(super) fn check_port(plan: &Plan) -> Result<(), Diagnostic> {
     match probe::check_port(&plan.host, plan.port) {
         PortState::Free | PortState::Lingering => Ok(()),
         PortState::Taken { holder } => {
-            let holder = holder.unwrap_or_else(|| "a process that this user may not see, or one that has not opened it yet".to_owned());
+            let holder = holder.unwrap_or_else(|| {
+                "a process that this user may not see, or one that has not opened it yet".to_owned()
+            });
             Err(Diagnostic::new(ErrorCode::PortBusy, format!("port {} is taken", plan.port))
                 .fact("held by", holder)
-                .command("use another", format!("kdeploy up {} --port {}", plan.model.id, u32::from(plan.port) + 1))
+                .command(
+                    "use another",
+                    format!("kdeploy up {} --port {}", plan.model.id, u32::from(plan.port) + 1),
+                )
                 .retry(Retry::Later))
         }
-        PortState::Unusable { reason } => {
-            Err(Diagnostic::new(ErrorCode::SettingInvalid, format!("`{}` port {} cannot be listened on", plan.host, plan.port))
-                .cause(reason)
-                .advice("use an address of this machine: --host 127.0.0.1"))
-        }
+        PortState::Unusable { reason } => Err(Diagnostic::new(
+            ErrorCode::SettingInvalid,
+            format!("`{}` port {} cannot be listened on", plan.host, plan.port),
+        )
+        .cause(reason)
+        .advice("use an address of this machine: --host 127.0.0.1")),
     }
 }

@@ -21,7 +21,10 @@ const LOOK: Duration = Duration::from_millis(200);
 pub async fn logs(app: &App, args: &LogsArgs) -> Result<Exit, Diagnostic> {
     let Some(name) = app.choose(args.name.as_ref())? else {
         app.ui.answer("nothing runs");
-        app.ui.document(LogsBody { name: String::new(), attempt: 0, file: String::new(), lines: Vec::new() }, Exit::NotRunning);
+        app.ui.document(
+            LogsBody { name: String::new(), attempt: 0, file: String::new(), lines: Vec::new() },
+            Exit::NotRunning,
+        );
         return Ok(Exit::NotRunning);
     };
     let Some(attempt) = find(app, &name, args.attempt)? else {
@@ -46,7 +49,10 @@ pub async fn logs(app: &App, args: &LogsArgs) -> Result<Exit, Diagnostic> {
             splitter.feed(&bytes, |_, line| lines.push(line.to_owned()));
             splitter.finish(|_, line| lines.push(line.to_owned()));
             let file = path.to_string();
-            app.ui.document(LogsBody { name: name.to_string(), attempt: attempt.number, file, lines }, Exit::Done);
+            app.ui.document(
+                LogsBody { name: name.to_string(), attempt: attempt.number, file, lines },
+                Exit::Done,
+            );
         } else {
             app.ui.raw(&bytes);
         }

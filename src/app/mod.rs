@@ -8,6 +8,8 @@ mod failure;
 mod inputs;
 mod logs;
 mod plan;
+mod provision;
+mod quickstart;
 mod reap;
 mod smoke;
 mod status;
@@ -49,7 +51,7 @@ async fn dispatch(app: &App, command: &Command) -> Result<Exit, Diagnostic> {
         Command::Status(args) => status::status(app, args).await,
         Command::Logs(args) => logs::logs(app, args).await,
         Command::Down(args) => down::down(app, args).await,
-        Command::Quickstart(_) => Err(Diagnostic::new(ErrorCode::Usage, "quickstart is not built yet")),
+        Command::Quickstart(args) => quickstart::quickstart(app, args).await,
         Command::Supervise(args) => up::run_supervisor(app, args).await,
         Command::Completions(args) => {
             let mut text = Vec::new();

@@ -34,7 +34,8 @@ pub async fn plan(app: &App, args: &PlanArgs) -> Result<Exit, Diagnostic> {
 /// The command line with its environment, ready to paste.
 fn command_line(plan: &Plan) -> Result<String, Diagnostic> {
     let unquotable = |_| {
-        Diagnostic::new(ErrorCode::SettingInvalid, "the command line cannot be quoted").cause("a value holds a NUL byte")
+        Diagnostic::new(ErrorCode::SettingInvalid, "the command line cannot be quoted")
+            .cause("a value holds a NUL byte")
     };
     let env: Vec<String> = plan.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let words = std::iter::once("env".to_owned())
@@ -72,7 +73,8 @@ pub(super) fn text(plan: &Plan, all: bool) -> String {
                 OriginKind::Planned => "planned".to_owned(),
                 OriginKind::Profile | OriginKind::Env | OriginKind::Flag => setting.origin.detail.clone(),
             };
-            let reason = if setting.reason.is_empty() { String::new() } else { format!(": {}", setting.reason) };
+            let reason =
+                if setting.reason.is_empty() { String::new() } else { format!(": {}", setting.reason) };
             let value = match &setting.value {
                 serde_json::Value::String(text) => text.clone(),
                 other => other.to_string(),
@@ -107,7 +109,9 @@ fn memory(out: &mut String, plan: &Plan) {
     let _ = writeln!(out, "\n  {:<32} {:>10}", "memory", "");
     for row in &plan.memory {
         let share = row.bytes.as_u64().saturating_mul(BAR).checked_div(largest.as_u64()).unwrap_or(0);
-        let bar = "#".repeat(usize::try_from(if row.bytes > Bytes::ZERO { share.max(1) } else { 0 }).unwrap_or(0));
-        let _ = writeln!(out, "    {:<30} {:>10}   {bar:<30}  {}", row.item, row.bytes.to_string(), row.source);
+        let bar =
+            "#".repeat(usize::try_from(if row.bytes > Bytes::ZERO { share.max(1) } else { 0 }).unwrap_or(0));
+        let _ =
+            writeln!(out, "    {:<30} {:>10}   {bar:<30}  {}", row.item, row.bytes.to_string(), row.source);
     }
 }

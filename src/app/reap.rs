@@ -51,7 +51,8 @@ pub(super) fn remove_leftovers(shm: &[ShmObject], runtime: Option<&RuntimeDir>) 
 pub(super) async fn reap(record: &mut LaunchRecord) -> Result<StopReport, Diagnostic> {
     let mut report = StopReport::default();
     let os = |error: &engine::EngineError| {
-        Diagnostic::new(ErrorCode::OsRefused, "the processes of the launch cannot be examined").cause_chain(error)
+        Diagnostic::new(ErrorCode::OsRefused, "the processes of the launch cannot be examined")
+            .cause_chain(error)
     };
     if let Some(main) = record.main.clone() {
         let mut tree = Tree::from_record(main, &record.members);
@@ -117,9 +118,11 @@ pub(super) async fn reap_stale(deployment: &Utf8Path) -> Result<Option<StopRepor
 
 /// Something of a launch could not be ended or removed.
 pub(super) fn incomplete(name: &DeploymentName, report: &StopReport) -> Diagnostic {
-    let mut diagnostic =
-        Diagnostic::new(ErrorCode::StopIncomplete, format!("`{name}` is stopped, but something of it is still there"))
-            .retry(Retry::Later);
+    let mut diagnostic = Diagnostic::new(
+        ErrorCode::StopIncomplete,
+        format!("`{name}` is stopped, but something of it is still there"),
+    )
+    .retry(Retry::Later);
     for survivor in &report.survivors {
         diagnostic = diagnostic.fact("", survivor.clone());
     }

@@ -57,7 +57,8 @@ pub(super) fn text(target: &Target, verdicts: &[Verdict], passed: usize) -> Stri
     let mut out = String::new();
     for verdict in verdicts {
         let mark = if verdict.ok { "PASS" } else { "FAIL" };
-        let ttft = verdict.ttft_ms.map(|ms| format!("   first token {} ms", three_digits(ms))).unwrap_or_default();
+        let ttft =
+            verdict.ttft_ms.map(|ms| format!("   first token {} ms", three_digits(ms))).unwrap_or_default();
         let finish = verdict.finish_reason.as_deref().map(|f| format!("   finish {f}")).unwrap_or_default();
         let tokens = verdict.output_tokens.map(|n| format!("   {n} tokens")).unwrap_or_default();
         out += &format!("{mark}  {}{ttft}{tokens}{finish}\n", verdict.id);

@@ -65,7 +65,9 @@ async fn look(app: &App, args: &StatusArgs) -> Result<(StatusBody, Exit), Diagno
     let exit = match (&args.name, deployments.as_slice()) {
         (Some(_), [one]) | (None, [one]) => exit_of(&one.state),
         (_, []) => Exit::NotRunning,
-        (_, many) => many.iter().map(|d| exit_of(&d.state)).max_by_key(|exit| severity(*exit)).unwrap_or(Exit::Done),
+        (_, many) => {
+            many.iter().map(|d| exit_of(&d.state)).max_by_key(|exit| severity(*exit)).unwrap_or(Exit::Done)
+        }
     };
     Ok((StatusBody { deployments }, exit))
 }
@@ -89,9 +91,10 @@ fn exit_of(state: &str) -> Exit {
 }
 
 async fn describe(app: &App, record: &LaunchRecord) -> DeploymentBody {
-    let living = record.main.clone().map_or_else(Vec::new, |main| {
-        Tree::from_record(main, &record.members).refresh().unwrap_or_default()
-    });
+    let living = record
+        .main
+        .clone()
+        .map_or_else(Vec::new, |main| Tree::from_record(main, &record.members).refresh().unwrap_or_default());
     let supervised = supervisor_lives(record);
     let mut state = match record.state {
         LaunchState::Starting => "starting",

@@ -39,7 +39,11 @@ impl Target {
     ///
     /// # Errors
     /// When nothing of that name runs, or nothing answers at the URL.
-    pub(super) async fn find(app: &App, name: Option<&DeploymentName>, url: Option<&str>) -> Result<Self, Diagnostic> {
+    pub(super) async fn find(
+        app: &App,
+        name: Option<&DeploymentName>,
+        url: Option<&str>,
+    ) -> Result<Self, Diagnostic> {
         match url {
             Some(url) => Self::at(app, url).await,
             None => Self::of_deployment(app, name).await,
@@ -56,9 +60,11 @@ impl Target {
             return Err(Diagnostic::new(ErrorCode::NameNotFound, format!("there is no deployment `{name}`"))
                 .command("see what there is", "kdeploy status --all"));
         };
-        let client = Client::new(&base_url(&record.plan), app.api_key().as_deref()).map_err(|e| api_error(&e))?;
+        let client =
+            Client::new(&base_url(&record.plan), app.api_key().as_deref()).map_err(|e| api_error(&e))?;
         check_serves(&client, &record.plan.model.served_name).await.map_err(|diagnostic| {
-            diagnostic.fact(format!("`{name}`"), format!("recorded as {:?}", record.state).to_lowercase())
+            diagnostic
+                .fact(format!("`{name}`"), format!("recorded as {:?}", record.state).to_lowercase())
                 .command("see how it feels", format!("kdeploy status {name}"))
         })?;
         Ok(Self {
@@ -80,7 +86,8 @@ impl Target {
         let client = Client::new(url, app.api_key().as_deref()).map_err(|error| api_error(&error))?;
         let models = client.models(SHORT).await.map_err(|error| api_error(&error))?;
         let Some(model) = models.into_iter().next() else {
-            return Err(Diagnostic::new(ErrorCode::BadAnswer, "the server serves no model").fact(client.base(), "empty list"));
+            return Err(Diagnostic::new(ErrorCode::BadAnswer, "the server serves no model")
+                .fact(client.base(), "empty list"));
         };
         let mut target = Self {
             label: client.base().to_owned(),
@@ -101,7 +108,8 @@ impl Target {
     /// A server whose tokenizer has no chat template refuses every chat with HTTP 400 or 404, at once
     /// and without generating anything; an empty conversation is refused by all, so nothing is run.
     async fn has_no_chat_template(&self) -> bool {
-        let mut request = self.request(&WarmupPlan { prompt: "hi".to_owned(), max_tokens: crate::units::Tokens::new(1) });
+        let mut request =
+            self.request(&WarmupPlan { prompt: "hi".to_owned(), max_tokens: crate::units::Tokens::new(1) });
         request.endpoint = Endpoint::Chat;
         let deadlines = Deadlines { total: SHORT, idle: SHORT };
         // A server that has been asked nothing yet must stay so: its first request is the cold one.
@@ -121,7 +129,11 @@ impl Target {
 
     /// What `/metrics` says now.
     pub(super) async fn load(&self) -> crate::measure::ServerLoad {
-        self.client.metrics(SHORT).await.map(|text| crate::measure::ServerLoad::from_text(&text)).unwrap_or_default()
+        self.client
+            .metrics(SHORT)
+            .await
+            .map(|text| crate::measure::ServerLoad::from_text(&text))
+            .unwrap_or_default()
     }
 
     pub(super) fn request(&self, what: &WarmupPlan) -> PromptRequest {
@@ -139,8 +151,11 @@ async fn check_serves(client: &Client, model: &str) -> Result<(), Diagnostic> {
         return Ok(());
     }
     let served = models.iter().map(|served| served.id.as_str()).collect::<Vec<_>>().join(", ");
-    Err(Diagnostic::new(ErrorCode::BadAnswer, format!("the server at {} does not serve `{model}`", client.base()))
-        .fact("/v1/models", if served.is_empty() { "an empty list".to_owned() } else { served }))
+    Err(Diagnostic::new(
+        ErrorCode::BadAnswer,
+        format!("the server at {} does not serve `{model}`", client.base()),
+    )
+    .fact("/v1/models", if served.is_empty() { "an empty list".to_owned() } else { served }))
 }
 
 /// An error of a short request in words.
@@ -149,12 +164,17 @@ pub(super) fn api_error(error: &ApiError) -> Diagnostic {
         ApiError::InvalidUrl { .. } => Diagnostic::new(ErrorCode::Usage, "the address cannot be used")
             .cause_chain(error)
             .advice("write it as http://HOST:PORT"),
-        ApiError::InvalidKey => Diagnostic::new(ErrorCode::SettingInvalid, "the API key cannot be used").cause_chain(error),
+        ApiError::InvalidKey => {
+            Diagnostic::new(ErrorCode::SettingInvalid, "the API key cannot be used").cause_chain(error)
+        }
         ApiError::Unreachable { .. } | ApiError::TimedOut { .. } => {
-            Diagnostic::new(ErrorCode::ServerUnreachable, "the server does not answer").cause_chain(error).retry(Retry::Later)
+            Diagnostic::new(ErrorCode::ServerUnreachable, "the server does not answer")
+                .cause_chain(error)
+                .retry(Retry::Later)
         }
         ApiError::Status { status: 401 | 403, .. } => {
-            Diagnostic::new(ErrorCode::NoPermission, "the server wants a key").cause_chain(error)
+            Diagnostic::new(ErrorCode::NoPermission, "the server wants a key")
+                .cause_chain(error)
                 .advice("give it in the environment: KDEPLOY_API_KEY")
         }
         ApiError::Status { .. } | ApiError::BadAnswer { .. } => {

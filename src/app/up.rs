@@ -31,7 +31,8 @@ const SUPERVISOR_LOG: &str = "supervisor.log";
 pub async fn up(app: &App, args: &UpArgs) -> Result<Exit, Diagnostic> {
     let plan = prepare(app, &args.launch).await?;
     if args.detach {
-        let waited = detach(app, &plan, args.wait_timeout, args.events).await?;
+        let stop = stop_on_signals(false)?;
+        let waited = detach(app, &plan, stop, args.wait_timeout, args.events).await?;
         return Ok(report_detached(app, &plan, waited));
     }
     let ended = foreground(app, plan.clone(), args.events).await?;
@@ -115,7 +116,7 @@ fn show(app: &App, view: &mut LaunchView<'_>, event: &Event, as_json: bool) {
 
 /// Turns signals into requests to stop: the first is ordered, the second urgent. A supervisor that
 /// was left behind does not end with its terminal.
-fn stop_on_signals(detached: bool) -> Result<mpsc::Receiver<StopRequest>, Diagnostic> {
+pub(super) fn stop_on_signals(detached: bool) -> Result<mpsc::Receiver<StopRequest>, Diagnostic> {
     let listen = |kind| signal(kind).map_err(|error| io_error(&error).cause(format!("signals: {error}")));
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut terminate = listen(SignalKind::terminate())?;
@@ -158,9 +159,9 @@ fn finish(app: &App, plan: &Plan, ended: Ended, events_on_stdout: bool) -> Resul
             Ok(Exit::Done)
         }
         Outcome::Stopped { was_ready: false } => Err(interrupted(plan)),
-        Outcome::Failed(_) | Outcome::Incomplete => {
-            Err(ended.diagnostic.unwrap_or_else(|| Diagnostic::new(ErrorCode::UnknownFailure, "the launch failed")))
-        }
+        Outcome::Failed(_) | Outcome::Incomplete => Err(ended
+            .diagnostic
+            .unwrap_or_else(|| Diagnostic::new(ErrorCode::UnknownFailure, "the launch failed"))),
     }
 }
 
@@ -179,10 +180,12 @@ pub(super) enum Waited {
     Starting,
 }
 
-/// Leaves a supervisor behind and waits until the deployment is ready.
+/// Leaves a supervisor behind and waits until the deployment is ready; a request to stop meanwhile
+/// ends it.
 pub(super) async fn detach(
     app: &App,
     plan: &Plan,
+    mut stop: mpsc::Receiver<StopRequest>,
     patience: Option<Duration>,
     events_on_stdout: bool,
 ) -> Result<Waited, Diagnostic> {
@@ -205,7 +208,6 @@ pub(super) async fn detach(
         }
     };
     tokio::pin!(deadline);
-    let mut stop = stop_on_signals(false)?;
     let mut stopping = false;
     loop {
         let line = tokio::select! {
@@ -228,7 +230,8 @@ pub(super) async fn detach(
         }
         match event.event {
             EventKind::Ready if !stopping => {
-                let ready = event.ready.ok_or_else(|| Diagnostic::new(ErrorCode::Bug, "ready without figures"))?;
+                let ready =
+                    event.ready.ok_or_else(|| Diagnostic::new(ErrorCode::Bug, "ready without figures"))?;
                 return Ok(Waited::Ready(Box::new(ready)));
             }
             EventKind::Failed => {
@@ -263,7 +266,9 @@ fn spawn_supervisor(app: &App, plan: &Utf8Path, log: &Utf8Path) -> Result<tokio:
     let words = fs_err::File::create(log).map_err(|error| io_error(&error))?;
     let mut command = std::process::Command::new(program);
     command.arg("supervise").arg(plan.as_str());
-    command.env("KDEPLOY_STATE_DIR", app.dirs.state.as_str()).env("KDEPLOY_CACHE_DIR", app.dirs.cache.as_str());
+    command
+        .env("KDEPLOY_STATE_DIR", app.dirs.state.as_str())
+        .env("KDEPLOY_CACHE_DIR", app.dirs.cache.as_str());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(words.into_parts().0);
     // SAFETY: setsid is async-signal-safe and allocates nothing.
     #[expect(unsafe_code, reason = "std has no stable way to start a child in its own session")]
@@ -282,7 +287,9 @@ fn report_detached(app: &App, plan: &Plan, waited: Waited) -> Exit {
             exit
         }
         Waited::Starting => {
-            app.ui.answer(&format!("`{name}` is still starting\nNext: kdeploy status {name}    kdeploy logs -f {name}"));
+            app.ui.answer(&format!(
+                "`{name}` is still starting\nNext: kdeploy status {name}    kdeploy logs -f {name}"
+            ));
             app.ui.document(UpBody { name, state: "starting", ready: None, stop: None }, Exit::NotReady);
             Exit::NotReady
         }
@@ -299,7 +306,9 @@ pub async fn run_supervisor(app: &App, args: &SuperviseArgs) -> Result<Exit, Dia
         .map_err(|error| store_error(&error))?
         .ok_or_else(|| Diagnostic::new(ErrorCode::NameNotFound, format!("`{}` does not exist", args.plan)))?;
     let plan: Plan = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(&bytes))
-        .map_err(|error| Diagnostic::new(ErrorCode::SettingInvalid, "the plan cannot be read").cause(error.to_string()))?;
+        .map_err(|error| {
+            Diagnostic::new(ErrorCode::SettingInvalid, "the plan cannot be read").cause(error.to_string())
+        })?;
     let result = foreground_quietly(app, plan.clone()).await;
     match result {
         Ok(ended) => Ok(match (ended.outcome, ended.diagnostic) {

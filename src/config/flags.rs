@@ -148,11 +148,8 @@ fn typed_value(text: &str) -> Value {
 }
 
 /// vLLM's own short flags for options that a plan depends on.
-const SHORT: &[(&str, &str)] = &[
-    ("-tp", "tensor_parallel_size"),
-    ("-pp", "pipeline_parallel_size"),
-    ("-dp", "data_parallel_size"),
-];
+const SHORT: &[(&str, &str)] =
+    &[("-tp", "tensor_parallel_size"), ("-pp", "pipeline_parallel_size"), ("-dp", "data_parallel_size")];
 
 /// Options that decide where the server is and what kdeploy may expect of it: they are read out of
 /// the flags after `--`, so that the plan stays true.
@@ -209,7 +206,9 @@ pub(super) fn read_passed_through(flags: &[String]) -> Result<PassedThrough, Con
         let value = match inline {
             Some(value) => typed_value(&value),
             None if name == "trust_remote_code" => Value::Bool(true),
-            None => words.next_if(|next| !next.starts_with("--")).map_or(Value::Bool(true), |v| typed_value(v)),
+            None => {
+                words.next_if(|next| !next.starts_with("--")).map_or(Value::Bool(true), |v| typed_value(v))
+            }
         };
         out.rest_names.pop();
         out.options.insert(name, Setting::new(value, Origin::flag(format!("`{flag}` after `--`"))));

@@ -163,10 +163,7 @@ where
     parsed.map(Some)
 }
 
-fn duration(
-    section: &Section<'_>,
-    key: &'static str,
-) -> Result<Option<Setting<Duration>>, ConfigError> {
+fn duration(section: &Section<'_>, key: &'static str) -> Result<Option<Setting<Duration>>, ConfigError> {
     let Some(text) = section.text(key)? else { return Ok(None) };
     let parsed = text.try_map(|text, origin| {
         parse_duration(&text).map_err(|error| ConfigError::BadValue {
@@ -267,7 +264,8 @@ pub(super) fn check_option_name(name: &str, place: &str) -> Result<(), ConfigErr
         return Err(ConfigError::BadValue {
             place: place.to_owned(),
             key: name.chars().take(80).collect(),
-            message: "is not the name of a vLLM option; write it as vLLM does, such as `max_num_seqs`".to_owned(),
+            message: "is not the name of a vLLM option; write it as vLLM does, such as `max_num_seqs`"
+                .to_owned(),
         });
     }
     Ok(())
@@ -356,8 +354,14 @@ mod tests {
     fn mistakes_name_their_line_and_what_would_be_right() {
         for (text, expected) in [
             ("schema = 1\n[modle]\nid = \"x\"", "p.toml:2: unknown key `modle`; did you mean `model`?"),
-            ("schema = 1\n[context]\nwnat = 1", "p.toml:3: unknown key `context.wnat`; did you mean `context.want`?"),
-            ("schema = 1\n[context]\nwant = true", "p.toml:3: `context.want` must be a text or a whole number"),
+            (
+                "schema = 1\n[context]\nwnat = 1",
+                "p.toml:3: unknown key `context.wnat`; did you mean `context.want`?",
+            ),
+            (
+                "schema = 1\n[context]\nwant = true",
+                "p.toml:3: `context.want` must be a text or a whole number",
+            ),
             ("schema = 1\n[context]\nwant = \"x\"", "p.toml:3: `context.want` cannot be read"),
             ("schema = 1\n[launch]\ndrain = \"5\"", "p.toml:3: `launch.drain` cannot be read"),
             ("schema = 9", "p.toml:1: schema 9 is newer"),

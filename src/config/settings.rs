@@ -133,8 +133,11 @@ pub fn resolve(
         None => launch.drain,
     };
     let seconds = |n| Setting::default_value(Duration::from_secs(n));
-    let mut notes: Vec<String> =
-        profile.unused.iter().map(|place| format!("{place} of the profile is not used by this kdeploy yet")).collect();
+    let mut notes: Vec<String> = profile
+        .unused
+        .iter()
+        .map(|place| format!("{place} of the profile is not used by this kdeploy yet"))
+        .collect();
     if flags.no_smoke && profile.smoke.is_some() {
         notes.push("--no-smoke: the profile's questions are not asked".to_owned());
     }
@@ -200,11 +203,18 @@ fn default_served_name(model: &str) -> String {
     let is_path = model.starts_with(['/', '.', '~']);
     let trimmed = model.trim_end_matches('/');
     let last = trimmed.rsplit('/').next().unwrap_or(trimmed);
-    if is_path && !last.is_empty() && last != "." && last != ".." { last.to_owned() } else { trimmed.to_owned() }
+    if is_path && !last.is_empty() && last != "." && last != ".." {
+        last.to_owned()
+    } else {
+        trimmed.to_owned()
+    }
 }
 
 /// Takes an option that has a field of its own out of the map.
-fn take<T>(options: &mut BTreeMap<String, Setting<Value>>, key: &str) -> Result<Option<Setting<T>>, ConfigError>
+fn take<T>(
+    options: &mut BTreeMap<String, Setting<Value>>,
+    key: &str,
+) -> Result<Option<Setting<T>>, ConfigError>
 where
     T: FromStr<Err: Display>,
 {
@@ -248,10 +258,9 @@ fn parse_gpus(list: Setting<String>) -> Result<Setting<Vec<u32>>, ConfigError> {
         };
         let mut gpus = Vec::new();
         for part in list.split(',') {
-            let gpu = part
-                .trim()
-                .parse()
-                .map_err(|_| bad(format!("has `{}`; write indices with commas, such as `0,1`", part.trim())))?;
+            let gpu = part.trim().parse().map_err(|_| {
+                bad(format!("has `{}`; write indices with commas, such as `0,1`", part.trim()))
+            })?;
             if gpus.contains(&gpu) {
                 return Err(bad(format!("names GPU {gpu} twice")));
             }

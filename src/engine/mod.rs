@@ -3,6 +3,7 @@
 //! Effects. It never decides to end anything (`lifecycle` does); it proves that what it touches
 //! belongs to the launch, and does nothing when it cannot.
 
+pub mod install;
 mod runtime_dir;
 mod shm;
 mod signal;

@@ -23,9 +23,9 @@ impl Options {
 
     /// Sets an option; what the user set stays.
     pub fn plan(&mut self, name: &str, value: impl Into<Value>, reason: &str) {
-        self.options.entry(name.to_owned()).or_insert_with(|| {
-            (Setting::new(value.into(), Origin::planned(reason)), reason.to_owned())
-        });
+        self.options
+            .entry(name.to_owned())
+            .or_insert_with(|| (Setting::new(value.into(), Origin::planned(reason)), reason.to_owned()));
     }
 
     /// Sets an option from a setting that has a field of its own.
@@ -110,7 +110,12 @@ pub(super) fn listed(name: &str, setting: &Setting<Value>, reason: &str) -> Plan
     } else {
         reason.to_owned()
     };
-    PlannedSetting { name: name.to_owned(), value: setting.value.clone(), origin: setting.origin.clone(), reason }
+    PlannedSetting {
+        name: name.to_owned(),
+        value: setting.value.clone(),
+        origin: setting.origin.clone(),
+        reason,
+    }
 }
 
 fn word(name: &str, setting: &Setting<Value>, value: &Value) -> Result<String, PlanError> {
@@ -161,8 +166,18 @@ mod tests {
         assert_eq!(
             options.flags().expect("good"),
             [
-                "--a-switch", "--no-b-off", "--c-number", "4", "--d-text", "x y", "--e-list", "a", "1",
-                "--f-object", r#"{"mode":3}"#, "--g-negative=-1"
+                "--a-switch",
+                "--no-b-off",
+                "--c-number",
+                "4",
+                "--d-text",
+                "x y",
+                "--e-list",
+                "a",
+                "1",
+                "--f-object",
+                r#"{"mode":3}"#,
+                "--g-negative=-1"
             ]
         );
     }
@@ -180,7 +195,8 @@ mod tests {
     #[test]
     fn nonsense_names_its_place() {
         for value in [json!(0), json!(-1), json!("x"), json!([1])] {
-            let error = options(&[("tensor_parallel_size", value)]).whole("tensor_parallel_size").expect_err("bad");
+            let error =
+                options(&[("tensor_parallel_size", value)]).whole("tensor_parallel_size").expect_err("bad");
             assert!(error.to_string().starts_with("--set: `tensor_parallel_size` must be"), "{error}");
         }
         assert!(options(&[("x", json!("a\0b"))]).flags().is_err());

@@ -45,7 +45,8 @@ pub(super) struct CpuMemory {
 /// Chooses the KV cache space and draws up the ledger. Whole GiB, since that is what
 /// `VLLM_CPU_KVCACHE_SPACE` takes.
 pub(super) fn plan_cpu_memory(needs: CpuNeeds<'_>) -> CpuMemory {
-    let processes = WORKER.checked_mul(needs.ranks).and_then(|workers| workers.checked_add(FRONT)).unwrap_or(FRONT);
+    let processes =
+        WORKER.checked_mul(needs.ranks).and_then(|workers| workers.checked_add(FRONT)).unwrap_or(FRONT);
     let weights = needs.weights.unwrap_or(Bytes::ZERO);
     let fixed = weights.checked_add(processes).unwrap_or(weights);
     let (space, reason) = match needs.given_space {
@@ -59,11 +60,16 @@ pub(super) fn plan_cpu_memory(needs: CpuNeeds<'_>) -> CpuMemory {
         rows.push(row("weights", weights, "sum of the weight files"));
     }
     let tokens = needs.shape.map(|shape| format!(", {} tokens", shape.capacity(space))).unwrap_or_default();
-    let formula = needs.shape.map_or_else(|| "VLLM_CPU_KVCACHE_SPACE".to_owned(), |shape| shape.formula.clone());
+    let formula =
+        needs.shape.map_or_else(|| "VLLM_CPU_KVCACHE_SPACE".to_owned(), |shape| shape.formula.clone());
     rows.push(row(&format!("KV cache{tokens}"), cache, &formula));
     rows.push(row("processes", processes, "measured: vLLM 0.32 CPU build, API server, EngineCore, workers"));
     if let Some(available) = needs.available {
-        rows.push(row("left of what is available", available.saturating_sub(total), "MemAvailable less the above"));
+        rows.push(row(
+            "left of what is available",
+            available.saturating_sub(total),
+            "MemAvailable less the above",
+        ));
     }
     CpuMemory { space, reason, rows, total, fits: needs.available.map(|available| total <= available) }
 }
@@ -77,7 +83,9 @@ fn choose_space(needs: CpuNeeds<'_>, fixed: Bytes) -> (Bytes, String) {
     let wanted = needs.shape.zip(needs.context).map(|(shape, context)| shape.needed(context));
     let gib = Bytes::from_gib(1).as_u64();
     let wanted_gib = wanted.map_or(1, |bytes| bytes.as_u64().div_ceil(gib)).max(1);
-    let room = needs.available.map(|available| available.saturating_sub(fixed).as_u64() / 2 / needs.ranks.max(1) / gib);
+    let room = needs
+        .available
+        .map(|available| available.saturating_sub(fixed).as_u64() / 2 / needs.ranks.max(1) / gib);
     let most = room.unwrap_or(wanted_gib).max(1);
     let reason = if wanted_gib <= most {
         "room for one request of full length, in whole GiB"
@@ -112,7 +120,11 @@ mod tests {
             [(8_192, 20, 1, true), (131_072, 20, 3, true), (1_000_000, 20, 8, true), (8_192, 3, 1, false)]
         {
             let memory = plan_cpu_memory(needs(context, available));
-            assert_eq!((memory.space, memory.fits), (Bytes::from_gib(gib), Some(fits)), "{context} {available}");
+            assert_eq!(
+                (memory.space, memory.fits),
+                (Bytes::from_gib(gib), Some(fits)),
+                "{context} {available}"
+            );
             let sum: Bytes = memory.rows.iter().take(3).map(|row| row.bytes).sum();
             assert_eq!(sum, memory.total);
         }

@@ -50,7 +50,11 @@ mod tests {
     #[test]
     fn the_budget_leaves_room_for_the_prompt() {
         for (context, budget) in [(None, 512), (Some(8192), 512), (Some(512), 384), (Some(1), 1)] {
-            assert_eq!(default_warmup(context.map(Tokens::new)).max_tokens, Tokens::new(budget), "{context:?}");
+            assert_eq!(
+                default_warmup(context.map(Tokens::new)).max_tokens,
+                Tokens::new(budget),
+                "{context:?}"
+            );
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
+use super::command::Options;
 use super::cpu_memory::{CpuNeeds, plan_cpu_memory};
 use super::error::PlanError;
 use super::kv_cache::{KvOptions, KvShape, kv_shape};
-use super::command::Options;
 use super::make::warning;
 use super::model::{MemoryRow, PlanWarning};
 use crate::config::{ContextWanted, Origin, OriginKind, Setting, Settings};
@@ -71,7 +71,8 @@ impl Layout {
                 message: format!("must divide the model's {heads} attention heads; {tensor} does not"),
             });
         }
-        let layout = Self { tensor_parallel: tensor, pipeline_parallel: pipeline, data_parallel: data, reason };
+        let layout =
+            Self { tensor_parallel: tensor, pipeline_parallel: pipeline, data_parallel: data, reason };
         if !facts.engine.is_cpu_build && layout.ranks() > gpus.len() as u64 {
             return Err(PlanError::BadOption {
                 place: options.origin("tensor_parallel_size").map_or("the plan", Origin::place).to_owned(),
@@ -104,7 +105,8 @@ fn chosen_gpus<'a>(settings: &Settings, facts: &'a Facts) -> Result<Vec<&'a Gpu>
 fn target(settings: &Settings, facts: &Facts) -> Result<Option<Tokens>, PlanError> {
     let config = facts.model.config.as_ref();
     let max = config.and_then(|config| config.max_len);
-    let allowed_longer = settings.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN").is_some_and(|value| value.value == "1");
+    let allowed_longer =
+        settings.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN").is_some_and(|value| value.value == "1");
     let most = |tokens: Tokens| settings.context_max.as_ref().map_or(tokens, |limit| tokens.min(limit.value));
     match settings.context.value {
         ContextWanted::Exactly(wanted) => match max.filter(|max| wanted > *max && !allowed_longer) {
@@ -187,7 +189,9 @@ fn given_space(settings: &Settings) -> Result<Option<Bytes>, PlanError> {
 fn choose_context(fit: &mut Fit, settings: &Settings, shape: &KvShape, space: Bytes, target: Option<Tokens>) {
     let longest = shape.longest(space);
     let Some(target) = target else {
-        fit.verdict = format!("the model does not say how long its context may be; the KV cache takes {longest} tokens");
+        fit.verdict = format!(
+            "the model does not say how long its context may be; the KV cache takes {longest} tokens"
+        );
         return;
     };
     let exact = matches!(settings.context.value, ContextWanted::Exactly(_));
@@ -208,14 +212,17 @@ fn choose_context(fit: &mut Fit, settings: &Settings, shape: &KvShape, space: By
             "a {target}-token context needs {needed} of KV cache and there are {space}, which hold {longest} tokens"
         );
     } else {
-        fit.verdict = format!("with a {context}-token context (the model's own {target} would need {needed} of KV cache)");
+        fit.verdict = format!(
+            "with a {context}-token context (the model's own {target} would need {needed} of KV cache)"
+        );
         fit.context_reason = format!("{space} of KV cache hold no more");
     }
     let min = settings.context_min.as_ref().map_or(Tokens::new(1), |min| min.value);
     if context < min {
         fit.fits = false;
         let place = settings.context_min.as_ref().map_or("kdeploy", |min| min.origin.place());
-        fit.verdict = format!("the longest context that fits is {context} tokens and {place} asks for {min} at least");
+        fit.verdict =
+            format!("the longest context that fits is {context} tokens and {place} asks for {min} at least");
     }
 }
 
@@ -226,7 +233,10 @@ fn leave_context_to_engine(
     target: Option<Tokens>,
     reason: &str,
 ) {
-    fit.warnings.push(warning("kv-cache-not-planned", &format!("how long a context fits is not known before the start: {reason}")));
+    fit.warnings.push(warning(
+        "kv-cache-not-planned",
+        &format!("how long a context fits is not known before the start: {reason}"),
+    ));
     let origin = settings.context.origin.clone();
     match settings.context.value {
         ContextWanted::Exactly(wanted) => {
@@ -238,12 +248,16 @@ fn leave_context_to_engine(
             let capped = settings.context_max.is_some().then_some(target).flatten();
             fit.max_model_len = Some(match capped {
                 Some(tokens) => Setting::new(Value::from(tokens.as_u64()), origin),
-                None => Setting::new(Value::from("auto"), Origin::planned("the engine finds the longest that fits")),
+                None => Setting::new(
+                    Value::from("auto"),
+                    Origin::planned("the engine finds the longest that fits"),
+                ),
             });
             "as far as is known; the engine finds the longest context that fits".clone_into(&mut fit.verdict);
         }
         ContextWanted::Auto => {
-            "as far as is known; this engine takes the model's own context length".clone_into(&mut fit.verdict);
+            "as far as is known; this engine takes the model's own context length"
+                .clone_into(&mut fit.verdict);
         }
     }
 }

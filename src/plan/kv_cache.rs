@@ -80,11 +80,16 @@ fn element_bytes(config: &ModelConfig, dtype: Option<&str>) -> Result<u64, Strin
             match quantization.and_then(|quantization| quantization.kv_cache.as_ref()) {
                 None => Ok(of_model()),
                 // vLLM's MLA layers pass over the scheme of compressed-tensors (vllm-process.md 7.1).
-                Some(_) if config.mla.is_some() && quantization.is_some_and(|q| q.method == "compressed-tensors") => {
+                Some(_)
+                    if config.mla.is_some()
+                        && quantization.is_some_and(|q| q.method == "compressed-tensors") =>
+                {
                     Ok(of_model())
                 }
                 Some(DeclaredKvCache::Fp8) => Ok(1),
-                Some(other) => Err(format!("the size of the declared KV cache type is not known ({other:?})")),
+                Some(other) => {
+                    Err(format!("the size of the declared KV cache type is not known ({other:?})"))
+                }
             }
         }
     }
@@ -116,7 +121,8 @@ mod tests {
     use crate::facts::{DeclaredKvCache, MlaRanks, ModelConfig, Quantization};
     use crate::units::{Bytes, Tokens};
 
-    const PLAIN: KvOptions<'static> = KvOptions { tensor_parallel: 1, pipeline_parallel: 1, dtype: None, block: None };
+    const PLAIN: KvOptions<'static> =
+        KvOptions { tensor_parallel: 1, pipeline_parallel: 1, dtype: None, block: None };
 
     fn smollm2() -> ModelConfig {
         ModelConfig {
@@ -164,11 +170,13 @@ mod tests {
         let irregular = ModelConfig { irregular_attention: vec!["sliding_window".to_owned()], ..smollm2() };
         assert!(kv_shape(&irregular, PLAIN).expect_err("hybrid").contains("sliding_window"));
         assert!(kv_shape(&ModelConfig::default(), PLAIN).is_err());
-        let declared = |method: &str| Some(Quantization {
-            method: method.to_owned(),
-            kv_cache: Some(DeclaredKvCache::Fp8),
-            kv_cache_source: None,
-        });
+        let declared = |method: &str| {
+            Some(Quantization {
+                method: method.to_owned(),
+                kv_cache: Some(DeclaredKvCache::Fp8),
+                kv_cache_source: None,
+            })
+        };
         let bytes = |config: ModelConfig| kv_shape(&config, PLAIN).expect("known").per_token.as_u64();
         assert_eq!(bytes(ModelConfig { quantization: declared("modelopt"), ..tiny_mla() }), 1_728);
         assert_eq!(bytes(ModelConfig { quantization: declared("compressed-tensors"), ..tiny_mla() }), 3_456);

@@ -10,8 +10,8 @@ use super::defaults::{default_smoke, default_warmup, fit_budget};
 use super::error::PlanError;
 use super::fit::{Fit, Layout, fit_cpu, fit_gpu};
 use super::model::{
-    Endpoint, EngineDevice, PLAN_FORMAT, Plan, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting, Timeouts,
-    WarmupPlan,
+    Endpoint, EngineDevice, PLAN_FORMAT, Plan, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting,
+    Timeouts, WarmupPlan,
 };
 use crate::config::{Setting, Settings};
 use crate::facts::{EngineFacts, Facts};
@@ -72,12 +72,19 @@ pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result
         );
         warnings.push(warning("old-engine", &text));
     }
-    if settings.host.value != "127.0.0.1" && settings.host.value != "localhost" && settings.host.value != "::1" {
-        let text = format!("{} can be reached from other machines; anyone there may use the model", settings.host.value);
+    if settings.host.value != "127.0.0.1"
+        && settings.host.value != "localhost"
+        && settings.host.value != "::1"
+    {
+        let text = format!(
+            "{} can be reached from other machines; anyone there may use the model",
+            settings.host.value
+        );
         warnings.push(warning("open-address", &text));
     }
 
-    let model_argument = facts.model.path.as_ref().map_or_else(|| settings.model.value.clone(), ToString::to_string);
+    let model_argument =
+        facts.model.path.as_ref().map_or_else(|| settings.model.value.clone(), ToString::to_string);
     let mut argv = vec![facts.engine.executable.to_string(), "serve".to_owned(), model_argument];
     argv.extend(options.flags()?);
     argv.extend(settings.passed_flags.iter().cloned());
@@ -143,7 +150,12 @@ fn plan_options(
     layout: &Layout,
     proven: bool,
 ) {
-    options.set("served_model_name", settings.served_name.value.clone(), settings.served_name.origin.clone(), "");
+    options.set(
+        "served_model_name",
+        settings.served_name.value.clone(),
+        settings.served_name.origin.clone(),
+        "",
+    );
     options.set("host", settings.host.value.clone(), settings.host.origin.clone(), "");
     options.set("port", settings.port.value, settings.port.origin.clone(), "");
     if let Some(argument) = &fit.max_model_len {
@@ -160,7 +172,12 @@ fn plan_options(
     }
     if proven {
         let drain = settings.deadlines.drain.value.as_secs();
-        options.set("shutdown_timeout", drain, settings.deadlines.drain.origin.clone(), "requests in flight are finished at a stop");
+        options.set(
+            "shutdown_timeout",
+            drain,
+            settings.deadlines.drain.origin.clone(),
+            "requests in flight are finished at a stop",
+        );
         options.plan(
             "disable_access_log_for_endpoints",
             "/health,/metrics,/ping",
@@ -180,7 +197,11 @@ fn environment(
     let mut planned: Vec<(&str, String, &str)> = vec![
         ("VLLM_NO_USAGE_STATS", "1".to_owned(), "nothing is reported to others"),
         ("DO_NOT_TRACK", "1".to_owned(), "nothing is reported to others"),
-        ("VLLM_ENGINE_READY_TIMEOUT_S", bound.to_string(), "kdeploy keeps the bound; vLLM's own 600 s would end a slow load"),
+        (
+            "VLLM_ENGINE_READY_TIMEOUT_S",
+            bound.to_string(),
+            "kdeploy keeps the bound; vLLM's own 600 s would end a slow load",
+        ),
         (
             "TORCHINDUCTOR_CACHE_DIR",
             cache.join("torchinductor").to_string(),
@@ -194,14 +215,24 @@ fn environment(
         planned.push(("VLLM_CPU_KVCACHE_SPACE", space.clone(), reason));
     }
     if facts.engine.is_cpu_build {
-        planned.push(("VLLM_TARGET_DEVICE", "cpu".to_owned(), "the CPU build, also where a GPU driver is installed"));
+        planned.push((
+            "VLLM_TARGET_DEVICE",
+            "cpu".to_owned(),
+            "the CPU build, also where a GPU driver is installed",
+        ));
         if layout.ranks() > 1 {
-            planned.push(("VLLM_CPU_OMP_THREADS_BIND", "nobind".to_owned(), "several workers share one NUMA node"));
+            planned.push((
+                "VLLM_CPU_OMP_THREADS_BIND",
+                "nobind".to_owned(),
+                "several workers share one NUMA node",
+            ));
         }
     }
-    let gpus = settings.gpus.as_ref().filter(|_| !facts.engine.is_cpu_build).map(|gpus| {
-        gpus.value.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-    });
+    let gpus = settings
+        .gpus
+        .as_ref()
+        .filter(|_| !facts.engine.is_cpu_build)
+        .map(|gpus| gpus.value.iter().map(ToString::to_string).collect::<Vec<_>>().join(","));
     if let Some(gpus) = gpus {
         planned.push(("CUDA_VISIBLE_DEVICES", gpus, "the GPUs that were chosen"));
         planned.push(("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned(), "numbers as nvidia-smi shows them"));

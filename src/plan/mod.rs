@@ -7,6 +7,7 @@ mod cpu_memory;
 mod defaults;
 mod error;
 mod fit;
+pub mod install;
 mod kv_cache;
 mod make;
 mod model;

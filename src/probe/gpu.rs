@@ -49,7 +49,10 @@ fn read_gpu(index: u32, device: &Device<'_>) -> Gpu {
         memory_total: memory.as_ref().map(|memory| Bytes::new(memory.total)),
         memory_free: memory.as_ref().map(|memory| Bytes::new(memory.free)),
         compute_capability: capability.and_then(|cc| {
-            Some(ComputeCapability { major: u32::try_from(cc.major).ok()?, minor: u32::try_from(cc.minor).ok()? })
+            Some(ComputeCapability {
+                major: u32::try_from(cc.major).ok()?,
+                minor: u32::try_from(cc.minor).ok()?,
+            })
         }),
     }
 }
@@ -57,7 +60,10 @@ fn read_gpu(index: u32, device: &Device<'_>) -> Gpu {
 fn absence(error: &NvmlError, library: Option<&str>) -> String {
     match error {
         NvmlError::LibloadingError(_) => {
-            format!("no NVIDIA driver on this host ({} cannot be loaded)", library.unwrap_or("libnvidia-ml.so.1"))
+            format!(
+                "no NVIDIA driver on this host ({} cannot be loaded)",
+                library.unwrap_or("libnvidia-ml.so.1")
+            )
         }
         other => format!("the NVIDIA driver does not answer: {other}"),
     }

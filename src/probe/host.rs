@@ -45,7 +45,8 @@ mod tests {
     fn this_machine_can_be_read() {
         let host = read_host();
         assert!(host.cpus.is_some_and(|cpus| cpus >= 1));
-        let (total, available) = (host.memory_total.expect("total"), host.memory_available.expect("available"));
+        let (total, available) =
+            (host.memory_total.expect("total"), host.memory_available.expect("available"));
         assert!(available <= total, "{available} of {total}");
         assert!(!host.arch.is_empty());
     }

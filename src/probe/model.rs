@@ -6,8 +6,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::files::read_small;
 use crate::facts::{
-    MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, parse_model_config, parse_tokenizer_config,
-    parse_weight_index,
+    MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, parse_model_config,
+    parse_tokenizer_config, parse_weight_index,
 };
 use crate::units::Bytes;
 
@@ -93,7 +93,11 @@ pub struct ModelPlaces<'a> {
 ///
 /// # Errors
 /// When there is no such model on this machine, or it is incomplete or broken.
-pub fn read_model(model: &str, revision: Option<&str>, places: ModelPlaces<'_>) -> Result<ModelFacts, ModelError> {
+pub fn read_model(
+    model: &str,
+    revision: Option<&str>,
+    places: ModelPlaces<'_>,
+) -> Result<ModelFacts, ModelError> {
     let home = places.env.get("HOME").map(Utf8PathBuf::from);
     let path = match (model.strip_prefix("~/"), home) {
         (Some(rest), Some(home)) => home.join(rest),
@@ -104,7 +108,10 @@ pub fn read_model(model: &str, revision: Option<&str>, places: ModelPlaces<'_>) 
     }
     if is_path(model) {
         return match path.exists() {
-            true => Err(ModelError::NoConfig { path, hint: Some("it is a file; vLLM takes a directory".to_owned()) }),
+            true => Err(ModelError::NoConfig {
+                path,
+                hint: Some("it is a file; vLLM takes a directory".to_owned()),
+            }),
             false => Err(ModelError::NoDirectory { path }),
         };
     }
@@ -130,7 +137,11 @@ type Snapshot = (Option<(Utf8PathBuf, String)>, Option<Utf8PathBuf>);
 
 /// The snapshot of an id in the model cache: `models--ORG--NAME/snapshots/COMMIT`, where the commit
 /// is given, or named by `refs/REVISION` (`refs/main`).
-fn find_snapshot(id: &str, revision: Option<&str>, env: &BTreeMap<String, String>) -> Result<Snapshot, ModelError> {
+fn find_snapshot(
+    id: &str,
+    revision: Option<&str>,
+    env: &BTreeMap<String, String>,
+) -> Result<Snapshot, ModelError> {
     let Some(hub) = hub_cache(env) else { return Ok((None, None)) };
     let root = hub.join(format!("models--{}", id.replace('/', "--")));
     let revision = revision.unwrap_or("main");
@@ -159,28 +170,33 @@ fn read_directory(id: &str, path: &Utf8Path, revision: Option<String>) -> Result
     let files = list(&path)?;
     let tokenizer_path = path.join("tokenizer_config.json");
     let tokenizer = match read_file(&tokenizer_path, MAX_CONFIG_BYTES)? {
-        Some(bytes) => {
-            Some(parse_tokenizer_config(&bytes).map_err(|source| ModelError::Broken { path: tokenizer_path, source })?)
-        }
+        Some(bytes) => Some(
+            parse_tokenizer_config(&bytes)
+                .map_err(|source| ModelError::Broken { path: tokenizer_path, source })?,
+        ),
         None => None,
     };
     let config_path = path.join("config.json");
     let Some(bytes) = read_file(&config_path, MAX_CONFIG_BYTES)? else {
-        let hint = files.iter().find(|(name, _)| name.ends_with(".gguf")).map(|(name, _)| {
-            format!("it holds `{name}`; convert it to a checkpoint of safetensors first")
-        });
+        let hint = files
+            .iter()
+            .find(|(name, _)| name.ends_with(".gguf"))
+            .map(|(name, _)| format!("it holds `{name}`; convert it to a checkpoint of safetensors first"));
         return Err(ModelError::NoConfig { path, hint });
     };
     let config = parse_model_config(&bytes, tokenizer.and_then(|tokenizer| tokenizer.max_len))
         .map_err(|source| ModelError::Broken { path: config_path, source })?;
     let weights = weigh(&path, &files)?;
-    let template_file = files.iter().any(|(name, _)| name == "chat_template.jinja" || name == "chat_template.json");
+    let template_file =
+        files.iter().any(|(name, _)| name == "chat_template.jinja" || name == "chat_template.json");
     Ok(ModelFacts {
         id: id.to_owned(),
         revision,
         config: Some(config),
         weights: Some(weights),
-        has_chat_template: Some(template_file || tokenizer.is_some_and(|tokenizer| tokenizer.has_chat_template)),
+        has_chat_template: Some(
+            template_file || tokenizer.is_some_and(|tokenizer| tokenizer.has_chat_template),
+        ),
         notes: Vec::new(),
         path: Some(path),
     })
@@ -200,7 +216,8 @@ fn list(path: &Utf8Path) -> Result<Vec<(String, Bytes)>, ModelError> {
             Ok(meta) if meta.is_file() => files.push((entry.file_name().to_owned(), Bytes::new(meta.len()))),
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let target = entry.path().read_link_utf8().map_or_else(|_| "nowhere".to_owned(), |t| t.to_string());
+                let target =
+                    entry.path().read_link_utf8().map_or_else(|_| "nowhere".to_owned(), |t| t.to_string());
                 return Err(ModelError::DanglingLink { link: entry.path().to_owned(), target });
             }
             Err(source) => return Err(ModelError::Io { path: entry.path().to_owned(), source }),
@@ -227,11 +244,16 @@ fn weigh(path: &Utf8Path, files: &[(String, Bytes)]) -> Result<Bytes, ModelError
             });
         }
         if !index.files.is_empty() {
-            return Ok(files.iter().filter(|(name, _)| index.files.contains(name)).map(|(_, size)| *size).sum());
+            return Ok(files
+                .iter()
+                .filter(|(name, _)| index.files.contains(name))
+                .map(|(_, size)| *size)
+                .sum());
         }
     }
     for kind in [".safetensors", ".bin", ".pt"] {
-        let sizes = files.iter().filter(|(name, _)| name.ends_with(kind) && !name.starts_with("training_args"));
+        let sizes =
+            files.iter().filter(|(name, _)| name.ends_with(kind) && !name.starts_with("training_args"));
         let sum: Bytes = sizes.map(|(_, size)| *size).sum();
         if sum > Bytes::ZERO {
             return Ok(sum);
@@ -279,7 +301,11 @@ mod tests {
         fn read(&self, model: &str, revision: Option<&str>) -> Result<crate::facts::ModelFacts, ModelError> {
             let env = BTreeMap::from([("HOME".to_owned(), self.root().to_string())]);
             let managed = self.root().join("managed");
-            read_model(model, revision, ModelPlaces { managed: &managed, env: &env, working_dir: self.root() })
+            read_model(
+                model,
+                revision,
+                ModelPlaces { managed: &managed, env: &env, working_dir: self.root() },
+            )
         }
     }
 
@@ -299,7 +325,10 @@ mod tests {
         assert_eq!(machine.read("Small-1", None).expect("managed").has_chat_template, Some(false));
         let cached = machine.read("org/name", None).expect("cached");
         assert_eq!(cached.revision.as_deref(), Some("abc"));
-        assert_eq!(machine.read("org/name", Some("abc")).expect("by commit").revision.as_deref(), Some("abc"));
+        assert_eq!(
+            machine.read("org/name", Some("abc")).expect("by commit").revision.as_deref(),
+            Some("abc")
+        );
         for missing in [machine.read("org/other", None), machine.read("org/name", Some("../../x"))] {
             assert!(matches!(missing, Err(ModelError::NotCached { .. })), "{missing:?}");
         }
@@ -313,16 +342,23 @@ mod tests {
         machine.model("m");
         machine.write("m/model.safetensors.index.json", br#"{"weight_map":{"a":"gone-1.safetensors"}}"#);
         let error = machine.read("./m", None).expect_err("missing shard");
-        assert!(matches!(&error, ModelError::MissingWeights { file, count: 1, .. } if file == "gone-1.safetensors"));
+        assert!(
+            matches!(&error, ModelError::MissingWeights { file, count: 1, .. } if file == "gone-1.safetensors")
+        );
         machine.model("torn");
         machine.write("torn/config.json", b"{\"archi");
-        assert!(matches!(machine.read("./torn", None), Err(ModelError::Broken { path, .. }) if path.ends_with("torn/config.json")));
+        assert!(
+            matches!(machine.read("./torn", None), Err(ModelError::Broken { path, .. }) if path.ends_with("torn/config.json"))
+        );
         machine.write("empty/config.json", b"{}");
         assert!(matches!(machine.read("./empty", None), Err(ModelError::NoWeights { .. })));
         machine.write("gguf/x.gguf", b"");
         assert!(matches!(machine.read("./gguf", None), Err(ModelError::NoConfig { hint: Some(_), .. })));
         machine.model("linked");
-        std::os::unix::fs::symlink("../blobs/none", machine.root().join("linked/a.safetensors")).expect("a link");
-        assert!(matches!(machine.read("./linked", None), Err(ModelError::DanglingLink { target, .. }) if target == "../blobs/none"));
+        std::os::unix::fs::symlink("../blobs/none", machine.root().join("linked/a.safetensors"))
+            .expect("a link");
+        assert!(
+            matches!(machine.read("./linked", None), Err(ModelError::DanglingLink { target, .. }) if target == "../blobs/none")
+        );
     }
 }

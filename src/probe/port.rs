@@ -95,9 +95,9 @@ fn holder_of(inode: u64) -> Option<String> {
     let processes = procfs::process::all_processes().ok()?;
     for process in processes.flatten() {
         let Ok(descriptors) = std::fs::read_dir(format!("/proc/{}/fd", process.pid())) else { continue };
-        let holds = descriptors
-            .flatten()
-            .any(|fd| std::fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == wanted.as_str()));
+        let holds = descriptors.flatten().any(|fd| {
+            std::fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == wanted.as_str())
+        });
         if holds {
             let name = process.stat().map(|stat| stat.comm).unwrap_or_default();
             return Some(format!("{} {name}", process.pid()));
@@ -124,7 +124,10 @@ mod tests {
         let port = listener.local_addr().expect("an address").port();
         let taken = check_port("127.0.0.1", port);
         let me = std::process::id().to_string();
-        assert!(matches!(&taken, PortState::Taken { holder: Some(holder) } if holder.starts_with(&me)), "{taken:?}");
+        assert!(
+            matches!(&taken, PortState::Taken { holder: Some(holder) } if holder.starts_with(&me)),
+            "{taken:?}"
+        );
         drop(listener);
         assert_eq!(check_port("127.0.0.1", port), PortState::Free);
         assert_eq!(check_port("localhost", find_free_port("127.0.0.1").expect("free")), PortState::Free);

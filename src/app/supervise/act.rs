@@ -20,7 +20,8 @@ use crate::plan::Plan;
 use crate::report::schema::{Event, EventKind, ReadyBody};
 use crate::report::{Diagnostic, ErrorCode};
 use crate::store::{
-    AttemptDir, ColdFigures, LaunchRecord, LaunchState, LogSink, RECORD_FORMAT, create_private_dir, write_atomic,
+    AttemptDir, ColdFigures, LaunchRecord, LaunchState, LogSink, RECORD_FORMAT, create_private_dir,
+    write_atomic,
 };
 use crate::units::Bytes;
 
@@ -149,14 +150,18 @@ impl Supervisor {
         let spawned = engine::spawn(&self.plan, &path).map_err(|error| {
             Diagnostic::new(ErrorCode::EngineUnusable, "the engine cannot be started")
                 .cause_chain(&error)
-                .fact(self.plan.engine.executable.as_str(), format!("found through {}", self.plan.engine.found))
+                .fact(
+                    self.plan.engine.executable.as_str(),
+                    format!("found through {}", self.plan.engine.found),
+                )
         })?;
         self.record.main = Some(spawned.main.clone());
         self.record.members = vec![spawned.main.clone()];
         self.tree = Some(Tree::new(spawned.main));
         self.child = Some(spawned.child);
         self.save();
-        self.log = Some(LogReader::start(spawned.output, sink, self.marks.clone()).map_err(|error| refuse(&error))?);
+        self.log =
+            Some(LogReader::start(spawned.output, sink, self.marks.clone()).map_err(|error| refuse(&error))?);
         self.tell(self.event(EventKind::AttemptStarted).text(log_path.as_str()));
         self.enter_stage(lifecycle::Stage::Imports, None);
         Ok(())
@@ -223,8 +228,11 @@ impl Supervisor {
         if !cold.record.is_ok() {
             let why = cold.record.failure_text().unwrap_or_else(|| "no token came back".to_owned());
             self.diagnostic = Some(
-                Diagnostic::new(ErrorCode::WarmupFailed, "the engine is healthy but did not answer the first request")
-                    .cause(why),
+                Diagnostic::new(
+                    ErrorCode::WarmupFailed,
+                    "the engine is healthy but did not answer the first request",
+                )
+                .cause(why),
             );
             return lifecycle::Event::WarmupFailed;
         }
@@ -310,7 +318,10 @@ impl Supervisor {
         if let Some(log) = &self.log {
             log.settle().await;
             if log.lost() > 0 {
-                self.warn(format!("{} of the engine's log were lost: the disk took no more", Bytes::new(log.lost())));
+                self.warn(format!(
+                    "{} of the engine's log were lost: the disk took no more",
+                    Bytes::new(log.lost())
+                ));
             }
         }
         let mut left: Vec<String> =
@@ -337,8 +348,14 @@ impl Supervisor {
     fn explain(&mut self, failure: Failure) -> Diagnostic {
         let log_path = self.attempt_dir.as_ref().map(AttemptDir::engine_log);
         let scan = self.log.as_ref().map(LogReader::scan);
-        let mut diagnostic =
-            explain(failure, self.diagnostic.take(), scan.as_deref(), log_path.as_deref(), self.exit_status, &self.plan);
+        let mut diagnostic = explain(
+            failure,
+            self.diagnostic.take(),
+            scan.as_deref(),
+            log_path.as_deref(),
+            self.exit_status,
+            &self.plan,
+        );
         diagnostic.did.push(crate::report::stop_line(&self.stop));
         diagnostic
     }
@@ -374,9 +391,9 @@ impl Supervisor {
 
     fn write_outcome(&self, event: &Event) {
         let Some(dir) = &self.attempt_dir else { return };
-        let written = serde_json::to_vec_pretty(event)
-            .map_err(|error| error.to_string())
-            .and_then(|bytes| write_atomic(&dir.path.join("outcome.json"), &bytes).map_err(|error| error.to_string()));
+        let written = serde_json::to_vec_pretty(event).map_err(|error| error.to_string()).and_then(|bytes| {
+            write_atomic(&dir.path.join("outcome.json"), &bytes).map_err(|error| error.to_string())
+        });
         if let Err(error) = written {
             self.warn(format!("the outcome cannot be written: {error}"));
         }

@@ -247,7 +247,9 @@ impl Supervisor {
                 (Duration::from_millis(500), Duration::from_secs(1), Some(Duration::from_millis(probe)))
             }
             Phase::WarmingUp { .. } => (Duration::from_millis(500), Duration::from_secs(5), None),
-            Phase::Ready { .. } => (Duration::from_secs(2), Duration::from_secs(30), Some(Duration::from_secs(2))),
+            Phase::Ready { .. } => {
+                (Duration::from_secs(2), Duration::from_secs(30), Some(Duration::from_secs(2)))
+            }
             Phase::Stopping { .. } => (TICK, Duration::from_secs(3_600), None),
             Phase::Waiting { .. } | Phase::Ended(_) => return,
         };
