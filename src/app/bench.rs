@@ -3,14 +3,12 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
-
 use super::context::{App, io_error, store_error};
 use super::target::Target;
 use crate::cli::BenchArgs;
 use crate::measure::{RequestRecord, ServerLoad, Summary};
 use crate::report::schema::{BenchBody, EnvironmentBody, RunBody, WorkloadBody};
-use crate::report::{Diagnostic, Document as _, ErrorCode, Exit};
+use crate::report::{Diagnostic, Document as _, ErrorCode, Exit, plain_table};
 use crate::store::write_atomic;
 use crate::units::{format_duration, three_digits};
 
@@ -171,25 +169,13 @@ pub(super) fn text(body: &BenchBody) -> String {
         "request: {:?}, at most {} tokens, temperature 0, one at a time\n",
         work.prompt, work.max_tokens
     );
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([
-        "",
-        "n",
-        "ok",
-        "TTFT p50 [95% CI]",
-        "TPOT p50",
-        "ITL p50",
-        "E2E p50",
-        "decode tok/s [95% CI]",
-        "tokens in/out",
-    ]);
+    let mut rows = Vec::new();
     for run in &body.runs {
         let m = &run.metrics;
         let time = |s: &Option<Summary>| s.map_or_else(dash, |s| millis(s.p50));
         let tokens_in = m.prompt_tokens.map_or_else(dash, |n| n.to_string());
         let tokens_out = m.output_tokens.map_or_else(dash, |s| format!("{:.0}", s.p50));
-        table.add_row([
+        rows.push(vec![
             run.mode.to_owned(),
             run.counts.sent.to_string(),
             run.counts.ok.to_string(),
@@ -201,14 +187,9 @@ pub(super) fn text(body: &BenchBody) -> String {
             format!("{tokens_in}/{tokens_out}"),
         ]);
     }
-    for column in 1..9 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    for line in table.lines() {
-        let _ = writeln!(out, "{}", line.trim_end());
-    }
+    let header =
+        ["", "n", "ok", "TTFT p50 [95% CI]", "TPOT p50", "ITL p50", "E2E p50", "decode tok/s [95% CI]", "tokens in/out"];
+    let _ = writeln!(out, "{}", plain_table(&header, &rows, &[1, 2, 3, 4, 5, 6, 7, 8]));
     out.push('\n');
     phases(&mut out, body);
     for run in &body.runs {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, Table, presets};
 use jiff::Timestamp;
 
 use super::context::App;
@@ -13,7 +12,7 @@ use crate::cli::StatusArgs;
 use crate::engine::Tree;
 use crate::measure::ServerLoad;
 use crate::report::schema::{DeploymentBody, StatusBody};
-use crate::report::{Diagnostic, Envelope, Exit};
+use crate::report::{Diagnostic, Envelope, Exit, plain_table};
 use crate::store::{LaunchRecord, LaunchState};
 use crate::units::{Bytes, format_duration};
 
@@ -158,9 +157,7 @@ fn table(body: &StatusBody) -> String {
     if body.deployments.is_empty() {
         return "nothing runs\nNext: kdeploy up MODEL".to_owned();
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["NAME", "STATE", "MODEL", "URL", "UP", "MEMORY", "REQ", "KV"]);
+    let mut rows = Vec::new();
     for d in &body.deployments {
         let smoke_failed = d.smoke.is_some_and(|(passed, asked)| passed < asked);
         let state = match (d.state.as_str(), d.detail.as_str()) {
@@ -170,7 +167,7 @@ fn table(body: &StatusBody) -> String {
         };
         let dash = || "-".to_owned();
         let memory = if d.memory_bytes == Bytes::ZERO { dash() } else { d.memory_bytes.to_string() };
-        table.add_row([
+        rows.push(vec![
             d.name.clone(),
             state,
             short_model(&d.model),
@@ -181,12 +178,7 @@ fn table(body: &StatusBody) -> String {
             d.kv_cache_usage.map_or_else(dash, |share| format!("{:.0}%", share * 100.0)),
         ]);
     }
-    for column in [4, 5, 6, 7] {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+    plain_table(&["NAME", "STATE", "MODEL", "URL", "UP", "MEMORY", "REQ", "KV"], &rows, &[4, 5, 6, 7])
 }
 
 /// A directory is shown by its last part, a model id as it is.

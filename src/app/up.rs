@@ -262,10 +262,10 @@ fn spawn_supervisor(app: &App, plan: &Utf8Path, log: &Utf8Path) -> Result<tokio:
     let failed = |error: std::io::Error| {
         Diagnostic::new(ErrorCode::OsRefused, "the supervisor cannot be started").cause_chain(&error)
     };
-    let program = std::env::current_exe().map_err(failed)?;
+    // This very program, also when its file was replaced meanwhile by an upgrade.
     let words = fs_err::File::create(log).map_err(|error| io_error(&error))?;
-    let mut command = std::process::Command::new(program);
-    command.arg("supervise").arg(plan.as_str());
+    let mut command = std::process::Command::new("/proc/self/exe");
+    command.arg0("kdeploy").arg("supervise").arg(plan.as_str());
     command
         .env("KDEPLOY_STATE_DIR", app.dirs.state.as_str())
         .env("KDEPLOY_CACHE_DIR", app.dirs.cache.as_str());

@@ -10,6 +10,7 @@ mod exit;
 mod launch_view;
 mod progress;
 pub mod schema;
+mod table;
 mod ui;
 
 pub use codes::ErrorCode;
@@ -18,4 +19,5 @@ pub use envelope::{Document, Envelope, ErrorBody, Failure};
 pub use exit::Exit;
 pub use launch_view::{LaunchView, exit_when_ready, stop_line};
 pub use progress::Step;
+pub use table::plain_table;
 pub use ui::{ColorChoice, Ui, UiOptions};

@@ -1,0 +1,19 @@
+//! The built binary against the fake engine: the whole way, and every fault that can be injected.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod faults;
+mod lifecycle;
+mod surface;
+
+use support::{Machine, way};
+
+#[test]
+fn the_whole_way() {
+    let machine = Machine::new();
+    let (engine, model) = (machine.fake_engine(), machine.model());
+    let port = support::free_port();
+    let up = [model.to_str().unwrap(), "--engine", engine.to_str().unwrap(), "--port", &port];
+    way::walk(&machine, &up, "tiny");
+}
