@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         Err(error) => return usage(&error).into(),
     };
     app::start_tracing(cli.global.verbose);
-    let ui = Ui::new(cli.global.ui());
+    let ui = Ui::new(app::ui_options(&cli.global));
     let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

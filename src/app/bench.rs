@@ -187,8 +187,17 @@ pub(super) fn text(body: &BenchBody) -> String {
             format!("{tokens_in}/{tokens_out}"),
         ]);
     }
-    let header =
-        ["", "n", "ok", "TTFT p50 [95% CI]", "TPOT p50", "ITL p50", "E2E p50", "decode tok/s [95% CI]", "tokens in/out"];
+    let header = [
+        "",
+        "n",
+        "ok",
+        "TTFT p50 [95% CI]",
+        "TPOT p50",
+        "ITL p50",
+        "E2E p50",
+        "decode tok/s [95% CI]",
+        "tokens in/out",
+    ];
     let _ = writeln!(out, "{}", plain_table(&header, &rows, &[1, 2, 3, 4, 5, 6, 7, 8]));
     out.push('\n');
     phases(&mut out, body);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use camino::Utf8PathBuf;
 
-use crate::config::DeploymentName;
+use crate::config::{DeploymentName, env_vars};
 use crate::report::{Diagnostic, ErrorCode, Retry, Ui};
 use crate::store::{Dirs, LaunchRecord, StoreError, create_private_dir};
 
@@ -37,14 +37,14 @@ impl App {
             Ok(dirs) => dirs,
             Err(error) => return Err((ui, store_error(&error))),
         };
-        let offline = offline || env.contains_key("KDEPLOY_OFFLINE");
+        let offline = offline || env.contains_key(env_vars::OFFLINE);
         Ok(Self { ui, dirs, env, offline })
     }
 
     /// Key for a served model's API, from the environment only.
     #[must_use]
     pub fn api_key(&self) -> Option<String> {
-        self.env.get("KDEPLOY_API_KEY").or_else(|| self.env.get("VLLM_API_KEY")).cloned()
+        self.env.get(env_vars::API_KEY).or_else(|| self.env.get("VLLM_API_KEY")).cloned()
     }
 
     /// Makes and returns the state directory of a deployment.
@@ -99,7 +99,7 @@ impl App {
         if let Some(name) = name {
             return Ok(Some(name.clone()));
         }
-        if let Some(name) = self.env.get("KDEPLOY_NAME") {
+        if let Some(name) = self.env.get(env_vars::NAME) {
             return name.parse().map(Some).map_err(|error: crate::config::NameError| {
                 Diagnostic::new(ErrorCode::SettingInvalid, "KDEPLOY_NAME cannot be used").cause_chain(&error)
             });

@@ -60,9 +60,11 @@ pub async fn logs(app: &App, args: &LogsArgs) -> Result<Exit, Diagnostic> {
     }
     let mut splitter = LineSplitter::default();
     show(app, &mut splitter, &bytes);
+    let mut was_live = false;
     loop {
         // Asked first: what was written before the end is read after it was seen.
         let over = !is_live(app, &name, attempt.number)?;
+        was_live |= !over;
         loop {
             let chunk = read_from(&path, offset).map_err(|error| io_error(&error))?;
             if chunk.is_empty() {
@@ -74,7 +76,8 @@ pub async fn logs(app: &App, args: &LogsArgs) -> Result<Exit, Diagnostic> {
         if over {
             splitter.finish(|_, line| show_line(app, line));
             app.ui.say(&format!("`{name}` is not running any more"));
-            return Ok(Exit::NotRunning);
+            // Following to the end is what was asked for; an end that had been before is an answer too.
+            return Ok(if was_live { Exit::Done } else { Exit::NotRunning });
         }
         if app.ui.is_broken() {
             return Ok(Exit::Done);

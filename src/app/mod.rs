@@ -19,10 +19,28 @@ mod up;
 
 use clap::CommandFactory as _;
 
-use crate::cli::{Cli, Command};
-use crate::report::{Diagnostic, ErrorCode, Exit, Ui};
+use crate::cli::{Cli, ColorWhen, Command, GlobalArgs};
+use crate::config::env_vars;
+use crate::report::{ColorChoice, Diagnostic, ErrorCode, Exit, Ui, UiOptions};
 
 pub use context::App;
+
+/// What the door to the terminal needs to know of the command line and the environment.
+#[must_use]
+pub fn ui_options(global: &GlobalArgs) -> UiOptions {
+    let no_progress = std::env::var_os(env_vars::NO_PROGRESS).is_some_and(|value| !value.is_empty());
+    UiOptions {
+        json: global.json,
+        quiet: global.quiet,
+        verbose: global.verbose > 0,
+        no_progress: global.no_progress || no_progress,
+        color: match global.color {
+            ColorWhen::Auto => ColorChoice::Auto,
+            ColorWhen::Always => ColorChoice::Always,
+            ColorWhen::Never => ColorChoice::Never,
+        },
+    }
+}
 
 /// Runs a parsed command line and returns how to exit; failures are told through `ui`.
 pub async fn run(cli: Cli, ui: Ui) -> Exit {
@@ -73,7 +91,7 @@ async fn dispatch(app: &App, command: &Command) -> Result<Exit, Diagnostic> {
 /// Sends tracing to stderr when it was asked for: `KDEPLOY_LOG` is a filter, `-v` means info, `-vv`
 /// everything of kdeploy.
 pub fn start_tracing(verbosity: u8) {
-    let filter = std::env::var("KDEPLOY_LOG").ok().filter(|filter| !filter.is_empty());
+    let filter = std::env::var(env_vars::LOG).ok().filter(|filter| !filter.is_empty());
     let level = match verbosity {
         0 => "off",
         1 => "kdeploy=info",

@@ -19,7 +19,7 @@ use crate::config::{DeploymentName, env_vars};
 use crate::facts::StopReport;
 use crate::measure::Verdict;
 use crate::probe::{self, EnginePlaces};
-use crate::report::schema::{BenchBody, PartBody, QuickstartBody, ReadyBody};
+use crate::report::schema::{BenchBody, InstalledBody, PartBody, QuickstartBody, ReadyBody};
 use crate::report::{Diagnostic, ErrorCode, Exit, Retry, stop_line};
 use crate::units::{format_duration, three_digits};
 
@@ -72,6 +72,14 @@ pub async fn quickstart(app: &App, args: &QuickstartArgs) -> Result<Exit, Diagno
     let began = Instant::now();
     let model = ensure_model(app, &python, &cancel).await?;
     parts.add("model", began);
+    if args.install_only {
+        app.ui.answer(&format!("Installed: {engine}\n           {model}\nNext: kdeploy quickstart"));
+        app.ui.document(
+            InstalledBody { engine: engine.to_string(), model: model.to_string(), parts: parts.0 },
+            Exit::Done,
+        );
+        return Ok(Exit::Done);
+    }
     take_down_earlier(app, &name).await?;
     let way = Way { name: &name, engine: &engine, model: &model, cancel: &cancel };
 

@@ -4,11 +4,10 @@
 use std::time::Duration;
 
 use camino::Utf8PathBuf;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::config::DeploymentName;
-use crate::report::{ColorChoice, UiOptions};
 use crate::units::parse_duration;
 
 /// Serve a large language model with vLLM, right the first time
@@ -44,7 +43,7 @@ pub struct GlobalArgs {
     pub verbose: u8,
     /// Use colour
     #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN")]
-    pub color: ColorChoice,
+    pub color: ColorWhen,
     /// Draw no progress bars [env: KDEPLOY_NO_PROGRESS]
     #[arg(long, global = true)]
     pub no_progress: bool,
@@ -56,18 +55,16 @@ pub struct GlobalArgs {
     pub offline: bool,
 }
 
-impl GlobalArgs {
-    /// What the door to the terminal needs to know.
-    #[must_use]
-    pub const fn ui(&self) -> UiOptions {
-        UiOptions {
-            json: self.json,
-            quiet: self.quiet,
-            verbose: self.verbose > 0,
-            no_progress: self.no_progress,
-            color: self.color,
-        }
-    }
+/// `--color`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum ColorWhen {
+    /// On a terminal, unless `NO_COLOR` or `TERM=dumb`
+    #[default]
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
 }
 
 /// The commands.
@@ -279,6 +276,9 @@ pub struct QuickstartArgs {
     /// Leave the model running
     #[arg(long, help_heading = "Waiting")]
     pub keep: bool,
+    /// Install engine and model, start nothing
+    #[arg(long, conflicts_with = "keep", help_heading = "Waiting")]
+    pub install_only: bool,
     /// Use this vLLM instead of installing one [env: KDEPLOY_ENGINE]
     #[arg(long, value_name = "PATH", help_heading = "Engine")]
     pub engine: Option<String>,

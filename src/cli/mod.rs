@@ -3,6 +3,6 @@
 mod args;
 
 pub use args::{
-    BenchArgs, Cli, Command, CompletionsArgs, DownArgs, LaunchArgs, LogsArgs, PlanArgs, QuickstartArgs,
-    SmokeArgs, StatusArgs, SuperviseArgs, UpArgs,
+    BenchArgs, Cli, ColorWhen, Command, CompletionsArgs, DownArgs, GlobalArgs, LaunchArgs, LogsArgs,
+    PlanArgs, QuickstartArgs, SmokeArgs, StatusArgs, SuperviseArgs, UpArgs,
 };

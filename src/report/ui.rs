@@ -13,7 +13,7 @@ use super::exit::Exit;
 use super::progress::Step;
 
 /// `--color`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ColorChoice {
     /// Colour on a terminal, unless `NO_COLOR` or `TERM=dumb`.
     #[default]

@@ -1,0 +1,130 @@
+//! Faults of the engine: each ends with its own exit code, words that help, and nothing left.
+
+use super::support::{Machine, Said, free_port, leftovers_in_shm};
+
+/// Starts the fake engine with a fault; extra arguments follow.
+fn up_with(fault: &str, extra: &[&str]) -> (Machine, Said) {
+    let machine = Machine::new().with("FAKE_VLLM_FAULT", fault);
+    let (engine, model) = (machine.fake_engine(), machine.model());
+    let port = free_port();
+    let base =
+        ["up", model.to_str().unwrap(), "--name", "t", "--engine", engine.to_str().unwrap(), "--port", &port];
+    let said = machine.run(&[&base, extra].concat());
+    (machine, said)
+}
+
+/// Nothing of a failed launch is left, by its own record.
+#[track_caller]
+fn assert_nothing_left(machine: &Machine) {
+    let record = machine.record("t");
+    assert_eq!(record["state"], "failed", "{record:#}");
+    assert_eq!(leftovers_in_shm(&record), Vec::<String>::new());
+    assert!(!std::path::Path::new(record["runtime"]["path"].as_str().unwrap()).exists());
+    machine.run(&["status", "t"]).expect(1);
+    machine.run(&["down", "t"]).expect(3);
+}
+
+#[test]
+fn a_start_that_fails_shows_its_first_error_and_not_a_cascade() {
+    for detach in [&["-d"][..], &[]] {
+        let (machine, said) = up_with("exit-during-load", detach);
+        let said = said.expect(81);
+        assert!(said.stderr.contains("error[unknown-failure]"), "{said:?}");
+        assert!(said.stderr.contains("To serve at least one request"), "the root line: {said:?}");
+        assert!(!said.stderr.contains("Engine core initialization failed"), "a cascade: {said:?}");
+        assert!(said.stderr.contains("exit code 1") && said.stderr.contains("kdeploy logs t"), "{said:?}");
+        assert_nothing_left(&machine);
+    }
+}
+
+#[test]
+fn the_failure_is_the_document_with_json() {
+    let (_machine, said) = up_with("exit-during-load", &["-d", "--json"]);
+    let document = said.expect(81).json();
+    assert_eq!((&document["schema"], &document["exit"]), (&"kdeploy/error".into(), &81.into()));
+    assert_eq!(document["error"]["code"], "unknown-failure");
+    let evidence = document["error"]["evidence"].to_string();
+    assert!(evidence.contains("engine.log:"), "{evidence}");
+}
+
+#[test]
+fn a_start_that_stands_still_is_ended() {
+    let machine = Machine::new().with("FAKE_VLLM_FAULT", "hang-at-weights");
+    let (engine, model) = (machine.fake_engine(), machine.model());
+    let profile = machine.write("slow.toml", "schema = 1\n[launch]\nstart_stall = \"2s\"\n");
+    let said = machine
+        .run(&[
+            "up",
+            model.to_str().unwrap(),
+            "--name",
+            "t",
+            "--engine",
+            engine.to_str().unwrap(),
+            "--profile",
+            profile.to_str().unwrap(),
+            "--port",
+            &free_port(),
+        ])
+        .expect(82);
+    assert!(said.stderr.contains("error[start-stalled]") && said.stderr.contains("`weights`"), "{said:?}");
+    assert_nothing_left(&machine);
+}
+
+#[test]
+fn a_healthy_engine_that_cannot_answer_is_not_ready() {
+    let (machine, said) = up_with("die-on-first-request", &["-d"]);
+    let said = said.expect(80);
+    assert!(said.stderr.contains("error[warmup-failed]"), "{said:?}");
+    assert!(
+        said.stderr.contains("expected scalar type BFloat16 but found Float8_e4m3fn"),
+        "the root line: {said:?}"
+    );
+    assert!(!said.stdout.contains("Ready"), "{said:?}");
+    assert_nothing_left(&machine);
+}
+
+#[test]
+fn an_engine_that_dies_while_serving_is_started_again_within_its_attempts() {
+    let (machine, said) = up_with("die-after-ready", &["--max-attempts", "2", "--no-smoke"]);
+    let said = said.expect(83);
+    assert!(said.stderr.contains("error[engine-died]"), "{said:?}");
+    assert!(said.stderr.contains("attempt 2 of 2 follows"), "{said:?}");
+    assert!(said.stderr.contains("exit code 0"), "vLLM ends with 0 then, and that is no success: {said:?}");
+    assert!(machine.path("state/t/attempts/2/engine.log").exists());
+    assert!(!machine.path("state/t/attempts/3").exists());
+    assert_nothing_left(&machine);
+}
+
+#[test]
+fn wrong_answers_are_told_apart() {
+    for (fault, problem) in
+        [("wrong-answer", "Paris"), ("empty-answer", "empty"), ("truncated", "max_tokens")]
+    {
+        let (machine, said) = up_with(fault, &["-d"]);
+        if fault == "empty-answer" {
+            // Not one token: it never becomes ready.
+            assert_eq!(said.code, 80, "{said:?}");
+            continue;
+        }
+        let said = said.expect(1);
+        assert!(said.stderr.contains("smoke `capital-of-france`"), "{said:?}");
+        let status = machine.run(&["status"]).expect(0);
+        assert!(status.stdout.contains("smoke failed"), "{status:?}");
+        let smoke = machine.run(&["smoke", "t"]).expect(1);
+        assert!(smoke.stdout.contains("FAIL") && smoke.stdout.contains(problem), "{smoke:?}");
+        machine.run(&["down", "t"]).expect(0);
+    }
+}
+
+#[test]
+fn reasoning_is_kept_apart_from_the_answer() {
+    let (machine, said) = up_with("reasoning", &["-d"]);
+    said.expect(0);
+    let smoke = machine.run(&["smoke", "t", "--json"]).expect(0).json();
+    let case = &smoke["cases"][0];
+    assert_eq!(case["got"], "The capital of France is Paris.");
+    assert!(case["reasoning_chars"].as_u64().is_some_and(|n| n > 0), "{smoke:#}");
+    let bench = machine.run(&["bench", "t", "--requests", "1", "--json"]).expect(0).json();
+    assert!(bench["runs"][1]["metrics"]["phases"]["thinking"]["ms"].as_f64().is_some(), "{bench:#}");
+    machine.run(&["down", "t"]).expect(0);
+}

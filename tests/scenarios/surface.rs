@@ -1,0 +1,191 @@
+//! What a user sees without a running engine: plans, settings, errors, JSON.
+
+use super::support::{Machine, free_port};
+
+#[test]
+fn a_plan_explains_every_value_and_touches_nothing() {
+    let machine = Machine::new().with("KDEPLOY_PORT", "8123");
+    let (engine, model) = (machine.fake_engine(), machine.model());
+    let profile = machine.write("p.toml", "schema = 1\n[vllm]\nmax_num_seqs = 7\n");
+    let arguments = [
+        "plan",
+        model.to_str().unwrap(),
+        "--engine",
+        engine.to_str().unwrap(),
+        "-p",
+        profile.to_str().unwrap(),
+        "--context",
+        "4K",
+        "--json",
+        "--",
+        "--enforce-eager",
+    ];
+    let plan = machine.run(&arguments).expect(0).json();
+    assert_eq!((&plan["schema"], &plan["fits"]), (&"kdeploy/plan".into(), &true.into()), "{plan:#}");
+    assert_eq!((&plan["context_tokens"], &plan["kv_cache_tokens"]), (&4096.into(), &46_592.into()));
+    let origin = |name: &str| {
+        let settings = plan["settings"].as_array().unwrap();
+        let setting = settings.iter().find(|setting| setting["name"] == name);
+        let origin = &setting.unwrap_or_else(|| panic!("no {name}: {plan:#}"))["origin"];
+        (origin["kind"].as_str().unwrap().to_owned(), origin["detail"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(origin("port"), ("env".to_owned(), "KDEPLOY_PORT".to_owned()));
+    assert_eq!(origin("max_model_len"), ("flag".to_owned(), "--context".to_owned()));
+    assert_eq!(origin("max_num_seqs"), ("profile".to_owned(), format!("{}:3", profile.display())));
+    assert_eq!(origin("host").0, "default");
+    let argv = plan["argv"].as_array().unwrap();
+    assert_eq!(argv.last().unwrap(), "--enforce-eager");
+    assert!(argv.iter().any(|word| word == "--max-num-seqs"), "{argv:?}");
+    let left: Vec<_> = ["state", "cache", "run", "tmp"]
+        .iter()
+        .filter(|directory| std::fs::read_dir(machine.path(directory)).unwrap().next().is_some())
+        .collect();
+    assert!(left.is_empty(), "the plan wrote into {left:?}");
+    let pasted = machine
+        .run(&["plan", model.to_str().unwrap(), "--engine", engine.to_str().unwrap(), "--argv"])
+        .expect(0);
+    assert!(
+        pasted.stdout.starts_with("env -u ") && pasted.stdout.contains("/venv/bin/vllm serve "),
+        "{pasted:?}"
+    );
+}
+
+#[test]
+fn a_plan_that_does_not_fit_is_shown_and_never_run() {
+    let machine = Machine::new();
+    let (engine, model) = (machine.fake_engine(), machine.model());
+    let large = "schema = 1\n[context]\nwant = 8192\n[env]\nVLLM_CPU_KVCACHE_SPACE = 60000\n";
+    let profile = machine.write("large.toml", large);
+    let tail =
+        [model.to_str().unwrap(), "--engine", engine.to_str().unwrap(), "-p", profile.to_str().unwrap()];
+    let plan = machine.run(&[&["plan"], &tail[..]].concat()).expect(78);
+    assert!(plan.stdout.contains("fits       no"), "{plan:?}");
+    let up = machine.run(&[&["up", "-d"], &tail[..]].concat()).expect(78);
+    assert!(up.stderr.contains("error[context-does-not-fit]"), "{up:?}");
+    assert!(!machine.path("state/large/attempts").exists());
+}
+
+#[test]
+fn mistakes_have_a_code_a_place_and_a_next_step() {
+    let machine = Machine::new();
+    let (engine, model) = (machine.fake_engine(), machine.model());
+    let (engine, model) = (engine.to_str().unwrap(), model.to_str().unwrap());
+    let typo = machine.write("typo.toml", "schema = 1\n[contxt]\nwant = 1\n");
+    let newer = machine.write("newer.toml", "schema = 1\n[engine]\nvllm = \">=99\"\n");
+    let torn = machine.write("torn/config.json", "{\"architectures\": [");
+    let torn = torn.parent().unwrap().to_str().unwrap();
+    for (arguments, code, words) in [
+        (vec!["up"], 64, "nothing says which model"),
+        (vec!["up", model, "--frob"], 64, "--frob"),
+        (vec!["up", "./nowhere", "--engine", engine], 66, "model-not-found"),
+        (vec!["up", "org/not-here", "--engine", engine], 66, "hf download org/not-here"),
+        (vec!["up", torn, "--engine", engine], 65, "torn/config.json"),
+        (vec!["plan", model], 69, "error[engine-not-installed]"),
+        (vec!["plan", model, "--engine", "/nowhere"], 69, "/nowhere/bin/vllm"),
+        (
+            vec!["plan", model, "--engine", engine, "-p", typo.to_str().unwrap()],
+            78,
+            "typo.toml:2: unknown key `contxt`; did you mean `context`?",
+        ),
+        (
+            vec!["plan", model, "--engine", engine, "-p", newer.to_str().unwrap()],
+            78,
+            "error[engine-version-refused]",
+        ),
+        (vec!["plan", model, "--engine", engine, "-p", "quickstrat"], 66, "did you mean `quickstart`?"),
+        (vec!["plan", model, "--engine", engine, "--context", "9000"], 78, "longer than the model's own"),
+        (
+            vec!["plan", model, "--engine", engine, "--tp", "2"],
+            78,
+            "must divide the model's 9 attention heads",
+        ),
+        (vec!["smoke", "ghost"], 66, "there is no deployment `ghost`"),
+        (vec!["smoke", "--url", "http://127.0.0.1:1"], 69, "error[server-unreachable]"),
+        (vec!["bench", "--url", "ftp://x"], 64, "error[usage]"),
+        (vec!["quickstart", "--offline"], 69, "--offline was given"),
+    ] {
+        let said = machine.run(&arguments).expect(code);
+        let text = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(text.contains(words), "{arguments:?}: `{words}` is not in\n{}", said.stderr);
+        assert!(said.stdout.is_empty(), "{arguments:?}: {said:?}");
+        // The same as a document, also when it fails.
+        let document = machine.run(&[&arguments[..], &["--json"]].concat()).expect(code).json();
+        assert_eq!((&document["exit"], &document["ok"]), (&code.into(), &false.into()), "{document:#}");
+        assert!(document["error"]["code"].is_string(), "{document:#}");
+    }
+}
+
+#[test]
+fn what_does_not_run_is_an_answer_and_no_error() {
+    let machine = Machine::new();
+    for (arguments, schema) in [
+        (&["status"][..], "kdeploy/status"),
+        (&["status", "ghost"], "kdeploy/status"),
+        (&["down"], "kdeploy/down"),
+        (&["down", "ghost"], "kdeploy/down"),
+        (&["logs", "ghost"], "kdeploy/logs"),
+    ] {
+        let said = machine.run(arguments).expect(3);
+        assert!(!said.stderr.contains("error["), "{said:?}");
+        let document = machine.run(&[arguments, &["--json"]].concat()).expect(3).json();
+        assert_eq!((&document["schema"], &document["exit"]), (&schema.into(), &3.into()), "{document:#}");
+    }
+    machine.run(&["down", "--all"]).expect(0);
+}
+
+#[test]
+fn secrets_stay_out_of_command_lines_files_and_words() {
+    let secret = "s3cr3t-k3y-0815";
+    let machine = Machine::new().with("VLLM_API_KEY", secret).with("HF_TOKEN", "hf-s3cr3t");
+    let (engine, model) = (machine.fake_engine(), machine.model());
+    let port = free_port();
+    let base = [
+        "up",
+        "-d",
+        model.to_str().unwrap(),
+        "--name",
+        "t",
+        "--engine",
+        engine.to_str().unwrap(),
+        "--port",
+        &port,
+    ];
+    for refused in [&["--set", "api_key=s3cr3t"][..], &["--", "--api-key", "s3cr3t"]] {
+        let said = machine.run(&[&base, refused].concat()).expect(78);
+        assert!(!said.stderr.contains("s3cr3t") && said.stderr.contains("secret"), "{said:?}");
+    }
+    let up = machine.run(&base).expect(0); // kdeploy's own requests carry the key, or it never got ready
+    let without = machine.command(&["smoke", "t"]).env_remove("VLLM_API_KEY").output().unwrap();
+    assert_eq!(without.status.code(), Some(77), "{}", String::from_utf8_lossy(&without.stderr));
+    let mut words = up.stdout + &up.stderr;
+    for arguments in
+        [&["status", "--json"][..], &["smoke", "--json"], &["bench", "--requests", "1", "--json"], &["logs"]]
+    {
+        let said = machine.run(arguments).expect(0);
+        words += &(said.stdout + &said.stderr);
+    }
+    assert!(!words.contains(secret), "in the output");
+    for member in machine.record("t")["members"].as_array().unwrap() {
+        let pid = if member["pid"].is_null() { &member["id"]["pid"] } else { &member["pid"] };
+        let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&cmdline).contains(secret), "in a command line");
+    }
+    machine.run(&["down", "t"]).expect(0);
+    for directory in ["state", "cache"] {
+        let found = std::process::Command::new("grep")
+            .args(["-rl", secret])
+            .arg(machine.path(directory))
+            .output()
+            .unwrap();
+        assert!(found.stdout.is_empty(), "in {}", String::from_utf8_lossy(&found.stdout));
+    }
+}
+
+#[test]
+fn completions_and_the_man_page_are_generated() {
+    let machine = Machine::new();
+    assert!(machine.run(&["completions", "bash"]).expect(0).stdout.contains("quickstart"));
+    assert!(machine.run(&["man"]).expect(0).stdout.contains(".TH kdeploy"));
+    let version = machine.run(&["--version"]).expect(0).stdout;
+    assert_eq!(version.trim(), concat!("kdeploy ", env!("CARGO_PKG_VERSION")));
+}

@@ -27,11 +27,15 @@ impl Traces {
             })
             .collect();
         let shm = record["shm"].as_array().expect("shm");
-        let shm: Vec<String> = shm.iter().map(|object| object["name"].as_str().expect("a name").to_owned()).collect();
+        let shm: Vec<String> =
+            shm.iter().map(|object| object["name"].as_str().expect("a name").to_owned()).collect();
         let runtime = PathBuf::from(record["runtime"]["path"].as_str().expect("a runtime directory"));
         let port = u16::try_from(record["plan"]["port"].as_u64().expect("a port")).expect("a port");
         let traces = Self { pids, shm, runtime, port };
-        assert!(traces.pids.iter().filter(|(pid, start)| lives(*pid, *start)).count() >= 3, "a tree: {traces:?}");
+        assert!(
+            traces.pids.iter().filter(|(pid, start)| lives(*pid, *start)).count() >= 3,
+            "a tree: {traces:?}"
+        );
         assert!(traces.runtime.is_dir(), "{traces:?}");
         assert!(traces.shm.iter().any(|name| exists_in_shm(name)), "shared memory: {traces:?}");
         traces
@@ -47,6 +51,19 @@ impl Traces {
         assert!(!self.runtime.exists(), "{} is left", self.runtime.display());
         assert!(!listens(self.port), "port {} is taken", self.port);
     }
+}
+
+/// Everything in shared memory.
+pub fn shm_names() -> BTreeSet<String> {
+    let entries = fs::read_dir("/dev/shm").expect("/dev/shm").flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Shared-memory objects of a record that are still there.
+pub fn leftovers_in_shm(record: &serde_json::Value) -> Vec<String> {
+    let names = record["shm"].as_array().expect("shm").iter();
+    let names = names.map(|object| object["name"].as_str().expect("a name").to_owned());
+    names.filter(|name| exists_in_shm(name)).collect()
 }
 
 fn exists_in_shm(name: &str) -> bool {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-pub use leftovers::Traces;
+pub use leftovers::{Traces, leftovers_in_shm, shm_names};
 
 /// No command may take longer; a test that hangs fails.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -52,7 +52,8 @@ impl Machine {
         let machine = Self { root, patience: PATIENCE, env: Vec::new() };
         for directory in ["home", "state", "cache", "run", "tmp"] {
             fs::create_dir(machine.path(directory)).expect("a directory");
-            fs::set_permissions(machine.path(directory), fs::Permissions::from_mode(0o700)).expect("its mode");
+            fs::set_permissions(machine.path(directory), fs::Permissions::from_mode(0o700))
+                .expect("its mode");
         }
         machine
     }
@@ -191,6 +192,13 @@ impl Machine {
         }
     }
 
+    /// Nothing that names this machine's directories runs any more.
+    #[track_caller]
+    pub fn assert_no_processes(&self) {
+        let left = leftovers::processes_naming(&self.root.path().to_string_lossy());
+        assert!(left.is_empty(), "processes are left: {left:?}");
+    }
+
     /// End of every engine log, for messages of failed tests.
     fn engine_logs(&self) -> String {
         let mut out = String::new();
@@ -199,7 +207,11 @@ impl Machine {
                 let text = fs::read(attempt.path().join("engine.log")).unwrap_or_default();
                 let text = String::from_utf8_lossy(&text).into_owned();
                 let lines: Vec<&str> = text.lines().collect();
-                out += &format!("\n{}:\n{}", attempt.path().display(), lines[lines.len().saturating_sub(30)..].join("\n"));
+                out += &format!(
+                    "\n{}:\n{}",
+                    attempt.path().display(),
+                    lines[lines.len().saturating_sub(30)..].join("\n")
+                );
             }
         }
         out
@@ -231,7 +243,8 @@ pub fn free_port() -> String {
 /// A Python 3 for the fake engine.
 fn python() -> PathBuf {
     let question = "import sys; print(sys.executable)";
-    let output = Command::new("python3").args(["-c", question]).output().expect("the tests need python3 in PATH");
+    let output =
+        Command::new("python3").args(["-c", question]).output().expect("the tests need python3 in PATH");
     let path = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(output.status.success(), "python3 does not run");
     Path::new(path.trim()).to_path_buf()

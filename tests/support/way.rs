@@ -6,7 +6,11 @@ use serde_json::Value;
 /// `up -d` → `status` → `logs` → `smoke` → `bench` → `down`, then the proof that nothing is left.
 pub fn walk(machine: &Machine, up: &[&str], name: &str) {
     let started = machine.run(&[&["up", "-d", "--json", "--name", name], up].concat()).expect(0).json();
-    assert_eq!((&started["schema"], &started["state"]), (&"kdeploy/up".into(), &"ready".into()), "{started:#}");
+    assert_eq!(
+        (&started["schema"], &started["state"]),
+        (&"kdeploy/up".into(), &"ready".into()),
+        "{started:#}"
+    );
     let ready = &started["ready"];
     assert!(ready["cold_e2e_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{ready:#}");
     assert_eq!(ready["smoke_passed"], ready["smoke_total"], "{ready:#}");
@@ -59,7 +63,9 @@ fn check_logs(machine: &Machine, name: &str) {
     ];
     let mut from = 0;
     for stage in stages {
-        let at = whole[from..].find(stage).unwrap_or_else(|| panic!("`{stage}` is missing or out of order:\n{whole}"));
+        let at = whole[from..]
+            .find(stage)
+            .unwrap_or_else(|| panic!("`{stage}` is missing or out of order:\n{whole}"));
         from += at;
     }
     let end = machine.run(&["logs", name, "-n", "2"]).expect(0).stdout;

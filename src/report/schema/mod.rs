@@ -15,7 +15,7 @@ pub use down::DownBody;
 pub use event::{Event, EventKind, ReadyBody};
 pub use logs::{LogLineBody, LogsBody};
 pub use plan::PlanBody;
-pub use quickstart::{PartBody, QuickstartBody};
+pub use quickstart::{InstalledBody, PartBody, QuickstartBody};
 pub use smoke::SmokeBody;
 pub use status::{DeploymentBody, StatusBody};
 pub use up::UpBody;

@@ -40,3 +40,19 @@ impl Document for QuickstartBody {
     const SCHEMA: &'static str = "kdeploy/quickstart";
     const VERSION: u32 = 1;
 }
+
+/// What `quickstart --install-only` did.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct InstalledBody {
+    /// The engine's `vllm`.
+    pub engine: String,
+    /// The model's directory.
+    pub model: String,
+    /// Parts in their order.
+    pub parts: Vec<PartBody>,
+}
+
+impl Document for InstalledBody {
+    const SCHEMA: &'static str = "kdeploy/installed";
+    const VERSION: u32 = 1;
+}

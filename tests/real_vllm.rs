@@ -1,0 +1,120 @@
+//! The built binary against a real vLLM, which `kdeploy quickstart` installs into the user's cache.
+//!
+//! The first run of all takes some minutes longer than later ones.
+
+#![expect(clippy::panic, reason = "tests end with it")]
+
+#[expect(dead_code, unused_imports, reason = "each test binary uses its own part")]
+mod support;
+
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use support::{Machine, Traces, free_port, send, way};
+
+/// One engine at a time: two cores are not enough for two.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An isolated machine with the caller's cache of engines and models.
+fn machine() -> Machine {
+    let given = std::env::var_os("KDEPLOY_CACHE_DIR").map(PathBuf::from);
+    let home = std::env::var_os("HOME").expect("HOME is set");
+    let cache = given.unwrap_or_else(|| PathBuf::from(home).join(".cache/kdeploy"));
+    let mut machine = Machine::patient(Duration::from_secs(1_500))
+        .with("KDEPLOY_CACHE_DIR", cache.to_str().expect("UTF-8"));
+    // Where the packages come from is the caller's business.
+    for name in [
+        "PIP_INDEX_URL",
+        "PIP_CONFIG_FILE",
+        "PIP_CERT",
+        "UV_DEFAULT_INDEX",
+        "HTTPS_PROXY",
+        "HTTP_PROXY",
+        "NO_PROXY",
+        "SSL_CERT_FILE",
+        "KDEPLOY_PYTHON",
+    ] {
+        if let Ok(value) = std::env::var(name) {
+            machine = machine.with(name, &value);
+        }
+    }
+    machine
+}
+
+/// Installs engine and model when they are not in the cache yet.
+fn provision(machine: &Machine) {
+    machine.run(&["quickstart", "--install-only"]).expect(0);
+}
+
+#[test]
+fn quickstart_walks_the_whole_way() {
+    let _turn = turn();
+    let machine = machine();
+    let shm_before = support::shm_names();
+    let said = machine.run(&["quickstart", "--json"]).expect(0);
+    let document = said.json();
+    assert_eq!(
+        (&document["schema"], &document["ok"]),
+        (&"kdeploy/quickstart".into(), &true.into()),
+        "{document:#}"
+    );
+    let cases = document["cases"].as_array().expect("cases");
+    assert_eq!(cases.len(), 2, "{document:#}");
+    assert!(cases[0]["got"].as_str().is_some_and(|got| got.contains("Paris")), "{document:#}");
+    assert!(cases[1]["got"].as_str().is_some_and(|got| got.starts_with("1. 1\n2. 2")), "{document:#}");
+    let modes: Vec<&str> = document["bench"]["runs"]
+        .as_array()
+        .expect("runs")
+        .iter()
+        .filter_map(|run| run["mode"].as_str())
+        .collect();
+    assert_eq!(modes, ["cold", "warm"]);
+    let parts: Vec<&str> = document["parts"]
+        .as_array()
+        .expect("parts")
+        .iter()
+        .filter_map(|part| part["part"].as_str())
+        .collect();
+    assert_eq!(parts, ["engine", "model", "start", "ask", "measure", "stop"]);
+    assert!(document["stop"]["survivors"].as_array().is_some_and(Vec::is_empty), "{document:#}");
+    machine.run(&["status"]).expect(3);
+    machine.assert_no_processes();
+    assert_eq!(support::shm_names(), shm_before);
+}
+
+#[test]
+fn the_whole_way_step_by_step() {
+    let _turn = turn();
+    let machine = machine();
+    provision(&machine);
+    let port = free_port();
+    // By its id, with the engine found among the managed ones.
+    let up = ["SmolLM2-135M-Instruct", "--port", &port, "--", "--enforce-eager"];
+    way::walk(&machine, &up, "real");
+    machine.assert_no_processes();
+}
+
+#[test]
+fn ctrl_c_during_the_load_leaves_nothing() {
+    let _turn = turn();
+    let machine = machine();
+    provision(&machine);
+    let child = machine.spawn(&["up", "SmolLM2-135M-Instruct", "--name", "real", "--port", &free_port()]);
+    let pid = i32::try_from(child.id()).expect("a pid");
+    machine.wait_until("the workers load", || {
+        let text = std::fs::read_to_string(machine.path("state/real/launch.json")).unwrap_or_default();
+        let record: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        record["shm"].as_array().is_some_and(|shm| !shm.is_empty()) && record["detail"] != "imports"
+    });
+    let traces = Traces::of(&machine.record("real"));
+    send(pid, Signal::SIGINT);
+    machine.finish(child).expect(130);
+    traces.assert_gone();
+    machine.assert_no_processes();
+}
