@@ -1,5 +1,7 @@
 //! What is documented is what is true: the README's tables, the help, the JSON shapes.
 
+#![expect(clippy::panic, reason = "tests end with it")]
+
 use clap::CommandFactory as _;
 use kdeploy::cli::Cli;
 use kdeploy::config::env_vars::ENV_VARS;
@@ -99,9 +101,9 @@ fn the_readme_has_exactly_two_set_up_commands() {
 #[test]
 fn the_command_line_is_reviewed() {
     let mut text = String::new();
-    for command in
-        Cli::command().term_width(100).get_subcommands_mut().filter(|command| !command.is_hide_set())
-    {
+    let mut root = Cli::command().term_width(100);
+    root.build();
+    for command in root.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
         let help = command.render_help();
         text += &format!("=== {}\n{help}\n", command.get_name());
     }

@@ -134,7 +134,7 @@ pub struct LaunchArgs {
     /// Data type of the KV cache [env: KDEPLOY_KV_CACHE_DTYPE]
     #[arg(long, value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_dtype: Option<String>,
-    /// Any vLLM option under its own name; may be repeated
+    /// Any vLLM option under its own name; may be repeated [env: KDEPLOY_SET]
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = parse_key_value, help_heading = "Engine")]
     pub set: Vec<(String, String)>,
     /// Starts allowed in one launch [env: KDEPLOY_MAX_ATTEMPTS] [default: 3]

@@ -317,3 +317,6 @@ fn whole_ms(duration: std::time::Duration) -> u64 {
 pub(super) fn warning(code: &str, text: &str) -> PlanWarning {
     PlanWarning { code: code.to_owned(), text: text.to_owned() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,6 @@
 //! The built binary against the fake engine: the whole way, and every fault that can be injected.
 
-#![expect(clippy::panic, reason = "tests end with it")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "tests end with it")]
 
 #[expect(dead_code, unused_imports, reason = "each test binary uses its own part")]
 #[path = "../support/mod.rs"]
