@@ -7,6 +7,7 @@
 mod support;
 
 mod faults;
+mod install;
 mod lifecycle;
 mod surface;
 
