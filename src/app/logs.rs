@@ -7,7 +7,7 @@ use super::context::{App, io_error, store_error};
 use super::reap::supervisor_lives;
 use crate::cli::LogsArgs;
 use crate::config::DeploymentName;
-use crate::lifecycle::LineSplitter;
+use crate::lifecycle::{LineSplitter, LogFilter, ParseLevelError};
 use crate::report::schema::{LogLineBody, LogsBody};
 use crate::report::{Diagnostic, ErrorCode, Exit};
 use crate::store::{AttemptDir, tail_lines};
@@ -37,33 +37,81 @@ pub async fn logs(app: &App, args: &LogsArgs) -> Result<Exit, Diagnostic> {
     if !path.exists() {
         app.ui.say("the engine has not said anything yet");
     }
-    let (bytes, mut offset) = match tail_lines(&path, args.lines) {
+    let level = args.level.as_deref().map(str::parse).transpose();
+    let level =
+        level.map_err(|error: ParseLevelError| Diagnostic::new(ErrorCode::Usage, error.to_string()))?;
+    let mut view =
+        View { splitter: LineSplitter::default(), filter: LogFilter::new(level, args.rank), raw: args.raw };
+    // A filter must see every line to know which are its last ones.
+    let read = if view.filter.is_open() { args.lines } else { None };
+    let (bytes, offset) = match tail_lines(&path, read) {
         Ok(found) => found,
         Err(_) if !path.exists() => (Vec::new(), 0),
         Err(error) => return Err(store_error(&error)),
     };
-    if !args.follow {
-        if app.ui.is_json() {
-            let mut lines = Vec::new();
-            let mut splitter = LineSplitter::default();
-            splitter.feed(&bytes, |_, line| lines.push(line.to_owned()));
-            splitter.finish(|_, line| lines.push(line.to_owned()));
-            let file = path.to_string();
-            app.ui.document(
-                LogsBody { name: name.to_string(), attempt: attempt.number, file, lines },
-                Exit::Done,
-            );
-        } else {
-            app.ui.raw(&bytes);
+    if args.raw {
+        app.ui.raw(&bytes);
+    } else {
+        let mut lines = view.take(&bytes);
+        if !args.follow {
+            lines.extend(view.rest());
         }
-        return Ok(Exit::Done);
+        let skipped = args.lines.map_or(0, |wanted| lines.len().saturating_sub(wanted));
+        lines.drain(..skipped);
+        if app.ui.is_json() && !args.follow {
+            let body =
+                LogsBody { name: name.to_string(), attempt: attempt.number, file: path.to_string(), lines };
+            app.ui.document(body, Exit::Done);
+            return Ok(Exit::Done);
+        }
+        show(app, &lines);
     }
-    let mut splitter = LineSplitter::default();
-    show(app, &mut splitter, &bytes);
+    if args.follow { follow(app, &name, &attempt, offset, view).await } else { Ok(Exit::Done) }
+}
+
+/// How lines are picked and shown.
+struct View {
+    splitter: LineSplitter,
+    filter: LogFilter,
+    raw: bool,
+}
+
+impl View {
+    /// Wanted lines that these bytes complete.
+    fn take(&mut self, bytes: &[u8]) -> Vec<String> {
+        let mut lines = Vec::new();
+        let filter = &mut self.filter;
+        self.splitter.feed(bytes, |_, line| lines.extend(filter.passes(line).then(|| clean(line))));
+        lines
+    }
+
+    /// The last line, when it has no end.
+    fn rest(&mut self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let filter = &mut self.filter;
+        self.splitter.finish(|_, line| lines.extend(filter.passes(line).then(|| clean(line))));
+        lines
+    }
+}
+
+/// Without control characters: the log is another program's, and a terminal obeys them.
+fn clean(line: &str) -> String {
+    line.chars().filter(|c| *c == '\t' || !c.is_control()).collect()
+}
+
+/// Goes on as the log grows, until the deployment ends or the reader goes away.
+async fn follow(
+    app: &App,
+    name: &DeploymentName,
+    attempt: &AttemptDir,
+    mut offset: u64,
+    mut view: View,
+) -> Result<Exit, Diagnostic> {
+    let path = attempt.engine_log();
     let mut was_live = false;
     loop {
         // Asked first: what was written before the end is read after it was seen.
-        let over = !is_live(app, &name, attempt.number)?;
+        let over = !is_live(app, name, attempt.number)?;
         was_live |= !over;
         loop {
             let chunk = read_from(&path, offset).map_err(|error| io_error(&error))?;
@@ -71,10 +119,16 @@ pub async fn logs(app: &App, args: &LogsArgs) -> Result<Exit, Diagnostic> {
                 break;
             }
             offset += chunk.len() as u64;
-            show(app, &mut splitter, &chunk);
+            if view.raw {
+                app.ui.raw(&chunk);
+            } else {
+                show(app, &view.take(&chunk));
+            }
         }
         if over {
-            splitter.finish(|_, line| show_line(app, line));
+            if !view.raw {
+                show(app, &view.rest());
+            }
             app.ui.say(&format!("`{name}` is not running any more"));
             // Following to the end is what was asked for; an end that had been before is an answer too.
             return Ok(if was_live { Exit::Done } else { Exit::NotRunning });
@@ -117,16 +171,12 @@ fn read_from(path: &camino::Utf8Path, offset: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn show(app: &App, splitter: &mut LineSplitter, bytes: &[u8]) {
+fn show(app: &App, lines: &[String]) {
     if app.ui.is_json() {
-        splitter.feed(bytes, |_, line| show_line(app, line));
-    } else {
-        app.ui.raw(bytes);
-    }
-}
-
-fn show_line(app: &App, line: &str) {
-    if app.ui.is_json() {
-        app.ui.json_line(&LogLineBody { schema: "kdeploy/log-line", version: 1, line });
+        for line in lines {
+            app.ui.json_line(&LogLineBody { schema: "kdeploy/log-line", version: 1, line });
+        }
+    } else if !lines.is_empty() {
+        app.ui.raw((lines.join("\n") + "\n").as_bytes());
     }
 }

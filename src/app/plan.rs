@@ -106,7 +106,7 @@ fn memory(out: &mut String, plan: &Plan) {
     if plan.memory.is_empty() {
         return;
     }
-    let _ = writeln!(out, "\n  {:<32} {:>10}", "memory", "");
+    let _ = writeln!(out, "\n  memory");
     for row in &plan.memory {
         let share = row.bytes.as_u64().saturating_mul(BAR).checked_div(largest.as_u64()).unwrap_or(0);
         let bar =

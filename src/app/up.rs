@@ -21,7 +21,9 @@ use crate::report::schema::{Event, EventKind, ReadyBody, UpBody};
 use crate::report::{Diagnostic, ErrorCode, Exit, LaunchView, Retry, exit_when_ready, stop_line};
 use crate::store::{Lock, LockError, write_atomic};
 
-/// Longest line of the event stream between a supervisor and the `up` that waits for it.
+/// How often the time left is drawn anew.
+const REDRAW: Duration = Duration::from_secs(1);
+/// What a supervisor that was left behind says on stderr.
 const SUPERVISOR_LOG: &str = "supervisor.log";
 
 /// Starts a deployment.
@@ -90,11 +92,13 @@ async fn foreground(app: &App, plan: Plan, events_on_stdout: bool) -> Result<End
     let supervision = supervise(launch, stop, events_tx);
     tokio::pin!(supervision);
     let mut view = LaunchView::new(&app.ui);
+    let mut redraw = tokio::time::interval(REDRAW);
     let ended = loop {
         tokio::select! {
             biased;
             Some(event) = events.recv() => show(app, &mut view, &event, events_on_stdout),
             ended = &mut supervision => break ended?,
+            _ = redraw.tick() => view.tick(),
         }
     };
     while let Ok(event) = events.try_recv() {
@@ -208,11 +212,16 @@ pub(super) async fn detach(
         }
     };
     tokio::pin!(deadline);
+    let mut redraw = tokio::time::interval(REDRAW);
     let mut stopping = false;
     loop {
         let line = tokio::select! {
             line = lines.next_line() => line.map_err(|error| io_error(&error))?,
             () = &mut deadline => return Ok(Waited::Starting),
+            _ = redraw.tick() => {
+                view.tick();
+                continue;
+            }
             Some(_) = stop.recv() => {
                 stopping = true;
                 if let Some(pid) = pid.and_then(|pid| i32::try_from(pid).ok()) {

@@ -245,6 +245,15 @@ pub struct LogsArgs {
     /// Only the last N lines
     #[arg(long, short = 'n', value_name = "N", help_heading = "Output")]
     pub lines: Option<usize>,
+    /// Only records of this level and above: debug, info, warning, error, critical
+    #[arg(long, value_name = "LEVEL", help_heading = "Output")]
+    pub level: Option<String>,
+    /// Only the worker of this rank
+    #[arg(long, value_name = "R", help_heading = "Output")]
+    pub rank: Option<u32>,
+    /// The bytes as the engine wrote them, control characters included
+    #[arg(long, conflicts_with_all = ["level", "rank", "json"], help_heading = "Output")]
+    pub raw: bool,
     /// An earlier attempt by its number [default: the last]
     #[arg(long, value_name = "N", help_heading = "Output")]
     pub attempt: Option<u64>,

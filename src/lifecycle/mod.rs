@@ -6,10 +6,12 @@
 
 mod failure;
 mod line;
+mod log_filter;
 mod machine;
 mod stage;
 
 pub use failure::{FailureScan, FirstError};
 pub use line::{LineSplitter, LogLine, MAX_LINE};
+pub use log_filter::{LogFilter, LogLevel, ParseLevelError};
 pub use machine::{Action, Event, Failure, Limits, Outcome, Phase, State, StopStep, step};
 pub use stage::{Mark, Measured, Stage, read_mark};

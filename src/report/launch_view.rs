@@ -1,7 +1,7 @@
 //! Events of a launch as a person reads them: one region redrawn on a terminal, one line per stage
 //! elsewhere.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::progress::Step;
 use super::schema::{Event, EventKind, ReadyBody};
@@ -16,13 +16,15 @@ pub struct LaunchView<'a> {
     ui: &'a Ui,
     step: Option<(Stage, Step<'a>)>,
     note: String,
+    /// When the attempt is expected to be ready.
+    expected: Option<Instant>,
 }
 
 impl<'a> LaunchView<'a> {
     /// A view that draws through `ui`.
     #[must_use]
     pub const fn new(ui: &'a Ui) -> Self {
-        Self { ui, step: None, note: String::new() }
+        Self { ui, step: None, note: String::new(), expected: None }
     }
 
     /// Draws one event.
@@ -31,15 +33,17 @@ impl<'a> LaunchView<'a> {
             EventKind::AttemptStarted => {
                 self.step = None;
                 let log = event.text.as_deref().unwrap_or_default();
-                self.ui.say(&format!("{}  attempt {}   log: {log}", event.name, event.attempt));
+                let eta = event.eta_ms.map(Duration::from_millis);
+                self.expected = eta.and_then(|eta| Instant::now().checked_add(eta));
+                let about =
+                    eta.map(|eta| format!("   ready in about {}", format_duration(eta))).unwrap_or_default();
+                self.ui.say(&format!("{}  attempt {}{about}   log: {log}", event.name, event.attempt));
             }
             EventKind::StageStarted => {
                 if let Some(stage) = event.stage {
                     self.note.clear();
                     let step = self.ui.step(stage.label());
-                    if let Some(text) = &event.text {
-                        step.update(text);
-                    }
+                    step.update(&self.with_time_left(event.text.as_deref().unwrap_or_default()));
                     self.step = Some((stage, step));
                 }
             }
@@ -78,6 +82,15 @@ impl<'a> LaunchView<'a> {
         }
     }
 
+    /// Redraws what changes with time alone.
+    pub fn tick(&self) {
+        if let Some((_, step)) = &self.step
+            && self.ui.is_live()
+        {
+            step.update(&self.with_time_left(&self.note));
+        }
+    }
+
     fn progress(&mut self, event: &Event) {
         let Some((_, step)) = &self.step else { return };
         match (event.done, event.total) {
@@ -88,9 +101,20 @@ impl<'a> LaunchView<'a> {
             _ => {
                 if let Some(text) = &event.text {
                     self.note.clone_from(text);
-                    step.update(text);
+                    step.update(&self.with_time_left(text));
                 }
             }
+        }
+    }
+
+    /// A text with the time until ready, while there is some left.
+    fn with_time_left(&self, text: &str) -> String {
+        let left = self.expected.map(|expected| expected.saturating_duration_since(Instant::now()));
+        match left.filter(|left| *left > Duration::from_secs(1)) {
+            Some(left) => {
+                format!("{text}  about {} until ready", format_duration(left)).trim_start().to_owned()
+            }
+            None => text.to_owned(),
         }
     }
 

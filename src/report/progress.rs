@@ -89,7 +89,8 @@ impl<'a> Step<'a> {
     fn finish(self, mark: &str, text: &str) {
         self.bar.finish_and_clear();
         let elapsed = format_duration(self.started.elapsed());
-        let room = self.ui.width().saturating_sub(18 + elapsed.len());
+        // Mark, name and gaps take 19 columns; the last one stays free, or some terminals wrap.
+        let room = self.ui.width().saturating_sub(20 + elapsed.len());
         self.ui.say(&format!("  {mark}  {:<10}  {text:<room$} {elapsed}", self.name));
     }
 }

@@ -158,6 +158,25 @@ fn following_the_log_ends_with_the_deployment() {
 }
 
 #[test]
+fn the_log_is_picked_by_level_and_rank_and_shown_as_it_is() {
+    let machine = Machine::new();
+    machine.run(&[&as_strs(&up_arguments(&machine))[..], &["-d"]].concat()).expect(0);
+    let lines = |arguments: &[&str]| machine.run(&[&["logs", "t"], arguments].concat()).expect(0).stdout;
+    let all = lines(&[]);
+    assert!(all.contains("shards: 100% Completed") && !all.contains('\r'), "{all}");
+    assert!(lines(&["--raw"]).contains('\r'));
+    let warnings = lines(&["--level", "warning"]);
+    assert!(warnings.contains("WARNING") && !warnings.contains("INFO "), "{warnings}");
+    let worker = lines(&["--rank", "0", "-n", "3"]);
+    assert_eq!(worker.lines().count(), 3, "{worker}");
+    assert!(lines(&["--rank", "7"]).is_empty());
+    let document = machine.run(&["logs", "t", "--json", "-n", "2"]).expect(0).json();
+    assert_eq!(document["lines"].as_array().unwrap().len(), 2, "{document:#}");
+    assert!(machine.run(&["logs", "t", "--level", "loud"]).expect(64).stderr.contains("`loud` is no level"));
+    machine.run(&["down", "t"]).expect(0);
+}
+
+#[test]
 fn events_are_lines_of_json_in_order() {
     let machine = Machine::new();
     let arguments = up_arguments(&machine);

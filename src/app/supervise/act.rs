@@ -162,7 +162,9 @@ impl Supervisor {
         self.save();
         self.log =
             Some(LogReader::start(spawned.output, sink, self.marks.clone()).map_err(|error| refuse(&error))?);
-        self.tell(self.event(EventKind::AttemptStarted).text(log_path.as_str()));
+        let mut started = self.event(EventKind::AttemptStarted).text(log_path.as_str());
+        started.eta_ms = self.plan.eta_ms;
+        self.tell(started);
         self.enter_stage(lifecycle::Stage::Imports, None);
         Ok(())
     }

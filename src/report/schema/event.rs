@@ -87,6 +87,9 @@ pub struct Event {
     /// How long the stage took.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub elapsed_ms: Option<u64>,
+    /// Expected time from here to ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eta_ms: Option<u64>,
     /// Something for people: path of the log, a measured figure, a warning.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
@@ -116,6 +119,7 @@ impl Event {
             done: None,
             total: None,
             elapsed_ms: None,
+            eta_ms: None,
             text: None,
             ready: None,
             diagnostic: None,
