@@ -9,9 +9,9 @@ use crate::config::{
     EMBEDDED_PROFILES, LaunchFlags, NamedProfile, Origin, Setting, Settings, env_vars, nearest,
     parse_profile, resolve,
 };
-use crate::facts::Facts;
+use crate::facts::{Facts, ModelFacts};
 use crate::plan::{Plan, make_plan};
-use crate::probe::{self, EnginePlaces, ModelPlaces, PortState};
+use crate::probe::{self, EnginePlaces, ModelError, ModelPlaces, PortState};
 use crate::report::{Diagnostic, ErrorCode, Retry};
 
 /// Largest profile that is read.
@@ -34,11 +34,13 @@ pub(super) async fn plan(app: &App, args: &LaunchArgs) -> Result<Plan, Diagnosti
     let env = app.env.clone();
     let (engines, models) = (app.dirs.engines(), app.dirs.models());
     let wanted = settings.clone();
+    let online = !app.offline && env.get("HF_HUB_OFFLINE").is_none_or(|value| value == "0");
     // Files, NVML and /proc block.
-    let facts =
-        tokio::task::spawn_blocking(move || gather(&wanted, &env, &engines, &models)).await.map_err(
-            |error| Diagnostic::new(ErrorCode::Bug, "reading the facts broke off").cause_chain(&error),
-        )??;
+    let facts = tokio::task::spawn_blocking(move || gather(&wanted, &env, &engines, &models, online))
+        .await
+        .map_err(|error| {
+            Diagnostic::new(ErrorCode::Bug, "reading the facts broke off").cause_chain(&error)
+        })??;
     make_plan(&settings, &facts, &app.dirs.cache).map_err(|error| plan_error(&error, &facts))
 }
 
@@ -127,6 +129,7 @@ fn gather(
     env: &std::collections::BTreeMap<String, String>,
     engines: &Utf8Path,
     models: &Utf8Path,
+    online: bool,
 ) -> Result<Facts, Diagnostic> {
     let working_dir = std::env::current_dir()
         .and_then(|dir| {
@@ -135,8 +138,19 @@ fn gather(
         .map_err(|error| io_error(&error).cause(format!("the working directory: {error}")))?;
     let revision = settings.revision.as_ref().map(|revision| revision.value.as_str());
     let places = ModelPlaces { managed: models, env, working_dir: &working_dir };
-    let model = probe::read_model(&settings.model.value, revision, places)
-        .map_err(|error| model_error(&error, &settings.model.value))?;
+    let id = &settings.model.value;
+    let model = match probe::read_model(id, revision, places) {
+        Ok(model) => model,
+        // `org/name` can be fetched by the engine; what that costs is not known here.
+        Err(ModelError::NotCached { .. }) if online && id.matches('/').count() == 1 => ModelFacts {
+            id: id.clone(),
+            notes: vec![format!(
+                "`{id}` is not on this machine: the engine fetches it while it starts, unplanned"
+            )],
+            ..ModelFacts::default()
+        },
+        Err(error) => return Err(model_error(&error, id)),
+    };
     let given = settings.engine.as_ref().map(|engine| (engine.origin.place(), engine.value.as_str()));
     let engine = probe::find_engine(EnginePlaces { given, managed: engines, env, working_dir: &working_dir })
         .map_err(|error| engine_error(&error))?;

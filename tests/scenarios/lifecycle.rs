@@ -96,6 +96,30 @@ fn requests_in_flight_are_finished_at_a_stop() {
 }
 
 #[test]
+fn waiting_may_end_before_the_start_does() {
+    let machine = Machine::new().with("FAKE_VLLM_STEP_MS", "700");
+    let arguments = up_arguments(&machine);
+    let detached = [&as_strs(&arguments)[..], &["-d", "--json", "--wait-timeout", "500ms"]].concat();
+    let said = machine.run(&detached).expect(4).json();
+    assert_eq!(said["state"], "starting", "{said:#}");
+    let status = machine.run(&["status", "t", "--json"]).expect(4).json();
+    assert_eq!(status["deployments"][0]["state"], "starting", "{status:#}");
+    machine.wait_for_state("t", "ready");
+    machine.run(&["status", "t"]).expect(0);
+    machine.run(&["down", "t"]).expect(0);
+    // And a start that is still going on can be taken down.
+    machine.run(&detached).expect(4);
+    machine.wait_until("the engine's processes", || {
+        let text = std::fs::read_to_string(machine.path("state/t/launch.json")).unwrap_or_default();
+        let record: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        record["shm"].as_array().is_some_and(|shm| shm.len() >= 3)
+    });
+    let traces = Traces::of(&machine.record("t"));
+    machine.run(&["down", "t"]).expect(0);
+    traces.assert_gone();
+}
+
+#[test]
 fn an_engine_that_ignores_its_stop_is_killed() {
     let machine = Machine::new().with("FAKE_VLLM_FAULT", "ignore-term");
     let profile = machine.write("quick.toml", "schema = 1\n[launch]\ndrain = \"1s\"\n");

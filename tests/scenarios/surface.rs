@@ -51,6 +51,21 @@ fn a_plan_explains_every_value_and_touches_nothing() {
 }
 
 #[test]
+fn a_model_that_is_not_here_is_left_to_the_engine_with_a_warning() {
+    let machine = Machine::new();
+    let engine = machine.fake_engine();
+    let arguments = ["plan", "org/elsewhere", "--engine", engine.to_str().unwrap(), "--json"];
+    let plan = machine.run(&arguments).expect(0).json();
+    let warnings = plan["warnings"].to_string();
+    assert!(warnings.contains("the engine fetches it while it starts"), "{plan:#}");
+    assert!(
+        plan["argv"].to_string().contains("\"org/elsewhere\"") && plan["env"]["HF_HUB_OFFLINE"].is_null(),
+        "{plan:#}"
+    );
+    assert_eq!(plan["model"]["path"], serde_json::Value::Null);
+}
+
+#[test]
 fn a_plan_that_does_not_fit_is_shown_and_never_run() {
     let machine = Machine::new();
     let (engine, model) = (machine.fake_engine(), machine.model());
@@ -78,7 +93,7 @@ fn mistakes_have_a_code_a_place_and_a_next_step() {
         (vec!["up"], 64, "nothing says which model"),
         (vec!["up", model, "--frob"], 64, "--frob"),
         (vec!["up", "./nowhere", "--engine", engine], 66, "model-not-found"),
-        (vec!["up", "org/not-here", "--engine", engine], 66, "hf download org/not-here"),
+        (vec!["up", "org/not-here", "--engine", engine, "--offline"], 66, "hf download org/not-here"),
         (vec!["up", torn, "--engine", engine], 65, "torn/config.json"),
         (vec!["plan", model], 69, "error[engine-not-installed]"),
         (vec!["plan", model, "--engine", "/nowhere"], 69, "/nowhere/bin/vllm"),
