@@ -1,5 +1,6 @@
 //! What is known: values with their sources, no effects.
 
+mod attention;
 mod checkpoint;
 mod engine;
 mod gathered;
@@ -11,6 +12,7 @@ mod process;
 mod quantization;
 mod version;
 
+pub use attention::{AttentionLayout, StateLayers, StateShape, WindowedLayers, parse_attention};
 pub use checkpoint::{
     MAX_INDEX_BYTES, TokenizerFacts, WeightIndex, parse_tokenizer_config, parse_weight_index,
 };

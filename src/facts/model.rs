@@ -2,6 +2,7 @@
 
 use camino::Utf8PathBuf;
 
+use super::attention::AttentionLayout;
 use crate::units::{Bytes, Tokens};
 
 /// The model. Absent means unknown: a model that is only an id so far has no `config`.
@@ -56,7 +57,9 @@ pub struct ModelConfig {
     pub vocab: Option<u64>,
     /// Does loading need Python code of the checkpoint (`auto_map`)?
     pub needs_remote_code: bool,
-    /// Keys that mean: not every layer caches every token in the same form.
+    /// Which layers keep what between tokens; empty when that is not known.
+    pub attention: AttentionLayout,
+    /// Why it is not known: keys whose meaning for the cache is unknown here.
     pub irregular_attention: Vec<String>,
 }
 

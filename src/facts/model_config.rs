@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::attention::{AttentionLayout, parse_attention};
 use super::model::{MlaRanks, ModelConfig};
 use super::quantization::parse_quantization;
 use crate::units::Tokens;
@@ -131,12 +132,13 @@ pub fn parse_model_config(
     let nested = value.get("text_config").filter(|text| text.is_object());
     let (text_value, place) = nested.map_or((&value, ""), |text| (text, "text_config."));
     let text: RawText = read_fields(text_value, place)?;
-    let irregular_attention = find_irregular_attention(&value, text_value, &text);
 
     let one = |count: &Option<Count>| match count {
         Some(Count::One(n)) if *n > 0 => Some(*n),
         _ => None,
     };
+    let layers = one(&text.num_hidden_layers).or(one(&text.n_layer));
+    let (attention, irregular_attention) = read_attention(&value, text_value, &text, layers);
     let heads = one(&text.num_attention_heads).or(one(&text.n_head));
     let hidden = one(&text.hidden_size).or(one(&text.n_embd));
     let kv_heads = one(&text.num_key_value_heads).or(one(&text.num_kv_heads)).or(heads);
@@ -151,7 +153,7 @@ pub fn parse_model_config(
             .or(top.dtype)
             .or(top.torch_dtype)
             .map(|name| name.trim_start_matches("torch.").to_owned()),
-        layers: one(&text.num_hidden_layers).or(one(&text.n_layer)),
+        layers,
         heads,
         kv_heads,
         head_dim,
@@ -167,6 +169,7 @@ pub fn parse_model_config(
         vocab: text.vocab_size,
         needs_remote_code: top.auto_map.is_some_and(|map| !map.is_empty()),
         model_type: text.model_type,
+        attention,
         irregular_attention,
     })
 }
@@ -201,40 +204,14 @@ fn read_fields<T: for<'de> Deserialize<'de>>(value: &Value, prefix: &str) -> Res
     })
 }
 
-/// Keys whose presence means sliding windows, hybrid state, shared or per-layer caches: the plain
-/// formula does not hold (vllm-memory.md 3.2 to 3.4).
-const IRREGULAR_KEYS: &[&str] = &[
-    "attention_chunk_size",
-    "block_configs",
-    "compress_ratios",
-    "cross_attention_layers",
-    "full_attention_interval",
-    "hybrid_override_pattern",
-    "index_head_dim",
-    "layers_block_type",
-    "linear_attn_config",
-    "linear_num_key_heads",
-    "mamba_d_state",
-    "num_kv_shared_layers",
-    "ssm_cfg",
-    "ssm_state_size",
-];
-
-fn find_irregular_attention(top: &Value, text: &Value, raw: &RawText) -> Vec<String> {
-    let mut found: Vec<String> = IRREGULAR_KEYS
-        .iter()
-        .filter(|key| text.get(**key).is_some_and(|value| !value.is_null()))
-        .map(|key| (*key).to_owned())
-        .collect();
-    let is_on = |key: &str| text.get(key).and_then(Value::as_bool);
-    let window = text.get("sliding_window").is_some_and(|window| window.as_u64().is_some_and(|n| n > 0));
-    if window && is_on("use_sliding_window") != Some(false) {
-        found.push("sliding_window".to_owned());
-    }
-    let mixed = |types: &Vec<Value>| types.iter().any(|kind| kind.as_str() != Some("full_attention"));
-    if text.get("layer_types").and_then(Value::as_array).is_some_and(mixed) {
-        found.push("layer_types".to_owned());
-    }
+/// The layout of the layers, and what stands in the way of knowing it.
+fn read_attention(
+    top: &Value,
+    text: &Value,
+    raw: &RawText,
+    layers: Option<u64>,
+) -> (AttentionLayout, Vec<String>) {
+    let mut found: Vec<String> = Vec::new();
     if top.get("is_encoder_decoder").and_then(Value::as_bool) == Some(true) {
         found.push("is_encoder_decoder".to_owned());
     }
@@ -249,7 +226,9 @@ fn find_irregular_attention(top: &Value, text: &Value, raw: &RawText) -> Vec<Str
             found.push(name.to_owned());
         }
     }
-    found
+    let (layout, unknown) = parse_attention(text, layers.unwrap_or(0));
+    found.extend(unknown);
+    if found.is_empty() { (layout, found) } else { (AttentionLayout::default(), found) }
 }
 
 /// RoPE kinds whose `max_position_embeddings` is taken as already scaled (vLLM 0.32).
@@ -390,10 +369,9 @@ mod tests {
     #[test]
     fn irregular_attention_is_named() {
         for (text, key) in [
-            (r#"{"sliding_window":4096}"#, "sliding_window"),
-            (r#"{"layer_types":["full_attention","sliding_attention"]}"#, "layer_types"),
+            (r#"{"num_hidden_layers":2,"sliding_window":4096}"#, "sliding_window"),
+            (r#"{"num_hidden_layers":1,"layer_types":["full_attention","full_attention"]}"#, "layer_types"),
             (r#"{"num_key_value_heads":[1,2]}"#, "num_key_value_heads"),
-            (r#"{"index_head_dim":128}"#, "index_head_dim"),
             (r#"{"is_encoder_decoder":true}"#, "is_encoder_decoder"),
         ] {
             assert_eq!(parse(text).irregular_attention, [key], "{text}");
@@ -401,7 +379,7 @@ mod tests {
         for regular in [
             r#"{"sliding_window":null}"#,
             r#"{"sliding_window":32768,"use_sliding_window":false}"#,
-            r#"{"layer_types":["full_attention"]}"#,
+            r#"{"num_hidden_layers":1,"layer_types":["full_attention"]}"#,
         ] {
             assert!(parse(regular).irregular_attention.is_empty(), "{regular}");
         }

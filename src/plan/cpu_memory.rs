@@ -1,6 +1,6 @@
 //! The memory ledger of a CPU engine: weights, KV cache and processes share the host's memory.
 
-use super::kv_cache::KvShape;
+use super::kv::KvLayout;
 use super::model::MemoryRow;
 use crate::units::{Bytes, Tokens};
 
@@ -20,7 +20,7 @@ pub(super) struct CpuNeeds<'a> {
     /// Worker processes.
     pub ranks: u64,
     /// Shape of the KV cache, when it is known.
-    pub shape: Option<&'a KvShape>,
+    pub shape: Option<&'a KvLayout>,
     /// Context window to make room for, when one is known.
     pub context: Option<Tokens>,
     /// `VLLM_CPU_KVCACHE_SPACE` as the user set it.
@@ -59,9 +59,10 @@ pub(super) fn plan_cpu_memory(needs: CpuNeeds<'_>) -> CpuMemory {
     if let Some(weights) = needs.weights {
         rows.push(row("weights", weights, "sum of the weight files"));
     }
-    let tokens = needs.shape.map(|shape| format!(", {} tokens", shape.capacity(space))).unwrap_or_default();
+    let tokens = needs.shape.zip(needs.context).map(|(shape, context)| shape.printed(space, context));
+    let tokens = tokens.map(|tokens| format!(", {tokens} tokens")).unwrap_or_default();
     let formula =
-        needs.shape.map_or_else(|| "VLLM_CPU_KVCACHE_SPACE".to_owned(), |shape| shape.formula.clone());
+        needs.shape.map_or_else(|| "VLLM_CPU_KVCACHE_SPACE".to_owned(), |shape| shape.formula().to_owned());
     rows.push(row(&format!("KV cache{tokens}"), cache, &formula));
     rows.push(row("processes", processes, "measured: vLLM 0.32 CPU build, API server, EngineCore, workers"));
     if let Some(available) = needs.available {
@@ -98,11 +99,31 @@ fn choose_space(needs: CpuNeeds<'_>, fixed: Bytes) -> (Bytes, String) {
 #[cfg(test)]
 mod tests {
     use super::{CpuNeeds, plan_cpu_memory};
-    use crate::plan::kv_cache::KvShape;
+    use crate::facts::{AttentionLayout, ModelConfig};
+    use crate::plan::kv::{KvLayout, KvOptions, kv_layout};
     use crate::units::{Bytes, Tokens};
 
-    fn shape() -> KvShape {
-        KvShape { per_token: Bytes::new(23_040), block: 128, layers: 30, formula: "f".to_owned() }
+    /// SmolLM2-135M: 23,040 B a token.
+    fn shape() -> KvLayout {
+        let config = ModelConfig {
+            kv_heads: Some(3),
+            head_dim: Some(64),
+            attention: AttentionLayout { full: 30, ..AttentionLayout::default() },
+            ..ModelConfig::default()
+        };
+        let options = KvOptions {
+            tensor_parallel: 1,
+            pipeline_parallel: 1,
+            context_parallel: 1,
+            dtype: None,
+            block: None,
+            version: &"0.32.0".parse().expect("a version"),
+            is_cpu: true,
+            batched_tokens: 2048,
+            prediction_layers: 0,
+            speculative_tokens: 0,
+        };
+        kv_layout(&config, options).expect("known")
     }
 
     #[test]

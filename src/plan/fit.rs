@@ -5,13 +5,17 @@ use serde_json::Value;
 use super::command::Options;
 use super::cpu_memory::{CpuNeeds, plan_cpu_memory};
 use super::error::PlanError;
-use super::kv_cache::{KvOptions, KvShape, kv_shape};
+use super::kv::{KvLayout, KvOptions, kv_layout};
 use super::make::warning;
 use super::model::{MemoryRow, PlanWarning};
 use crate::config::{ContextWanted, Origin, OriginKind, Setting, Settings};
 use crate::facts::{Facts, Gpu};
 use crate::units::{Bytes, Tokens};
 
+/// vLLM's default on CPU (0.32): batches of a server.
+const CPU_BATCHED_TOKENS: u64 = 2048;
+/// How far the search goes, so that a message can name a length above the wanted one.
+const MOST_SEARCHED: u64 = 1 << 24;
 /// Version from which `--max-model-len auto` is known to work.
 const AUTO_CONTEXT: (u64, u64) = (0, 15);
 
@@ -131,11 +135,17 @@ pub(super) fn fit_cpu(
     let kv_options = KvOptions {
         tensor_parallel: layout.tensor_parallel,
         pipeline_parallel: layout.pipeline_parallel,
+        context_parallel: 1,
         dtype: options.text("kv_cache_dtype"),
         block: options.whole("block_size")?,
+        version: &facts.engine.version,
+        is_cpu: true,
+        batched_tokens: options.whole("max_num_batched_tokens")?.unwrap_or(CPU_BATCHED_TOKENS),
+        prediction_layers: 0,
+        speculative_tokens: 0,
     };
     let shape = match &facts.model.config {
-        Some(config) => kv_shape(config, kv_options),
+        Some(config) => kv_layout(config, kv_options),
         None => Err("config.json is not on this machine".to_owned()),
     };
     let given_space = given_space(settings)?;
@@ -154,7 +164,7 @@ pub(super) fn fit_cpu(
         context: None,
         max_model_len: None,
         context_reason: String::new(),
-        kv_cache_tokens: shape.as_ref().ok().map(|shape| shape.capacity(memory.space)),
+        kv_cache_tokens: None,
         kv_space: given_space.is_none().then(|| (gib_text(memory.space), memory.reason.clone())),
         memory: memory.rows,
         warnings: Vec::new(),
@@ -186,17 +196,26 @@ fn given_space(settings: &Settings) -> Result<Option<Bytes>, PlanError> {
     })
 }
 
-fn choose_context(fit: &mut Fit, settings: &Settings, shape: &KvShape, space: Bytes, target: Option<Tokens>) {
-    let longest = shape.longest(space);
+fn choose_context(
+    fit: &mut Fit,
+    settings: &Settings,
+    shape: &KvLayout,
+    space: Bytes,
+    target: Option<Tokens>,
+) {
     let Some(target) = target else {
-        fit.verdict = format!(
-            "the model does not say how long its context may be; the KV cache takes {longest} tokens"
-        );
+        "as far as is known: the model does not say how long its context may be".clone_into(&mut fit.verdict);
+        return;
+    };
+    let Some(longest) = shape.longest(space, Tokens::new(target.as_u64().max(MOST_SEARCHED))) else {
+        fit.fits = false;
+        fit.verdict = format!("{space} of KV cache hold not one token");
         return;
     };
     let exact = matches!(settings.context.value, ContextWanted::Exactly(_));
     let context = if exact || target <= longest { target } else { longest };
     fit.context = Some(context);
+    fit.kv_cache_tokens = Some(shape.printed(space, context));
     let origin = if settings.context.origin.kind > OriginKind::Planned {
         settings.context.origin.clone()
     } else {

@@ -8,13 +8,13 @@ mod defaults;
 mod error;
 mod fit;
 pub mod install;
-mod kv_cache;
+mod kv;
 mod make;
 mod model;
 
 pub use defaults::{default_smoke, default_warmup};
 pub use error::PlanError;
-pub use kv_cache::KvShape;
+pub use kv::KvLayout;
 pub use make::make_plan;
 pub use model::{
     Endpoint, EngineDevice, MemoryRow, PLAN_FORMAT, Plan, PlanWarning, PlannedEngine, PlannedModel,

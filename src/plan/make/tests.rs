@@ -5,7 +5,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::make_plan;
 use crate::config::{LaunchFlags, NamedProfile, parse_profile, resolve};
 use crate::facts::{
-    ComputeCapability, EngineFacts, Facts, Gpu, GpuFacts, HostFacts, ModelConfig, ModelFacts,
+    AttentionLayout, ComputeCapability, EngineFacts, Facts, Gpu, GpuFacts, HostFacts, ModelConfig, ModelFacts,
 };
 use crate::plan::{Endpoint, EngineDevice, Plan, PlanError};
 use crate::units::{Bytes, Tokens};
@@ -16,6 +16,7 @@ fn facts() -> Facts {
         architecture: Some("LlamaForCausalLM".to_owned()),
         dtype: Some("bfloat16".to_owned()),
         layers: Some(30),
+        attention: AttentionLayout { full: 30, ..AttentionLayout::default() },
         heads: Some(9),
         kv_heads: Some(3),
         head_dim: Some(64),
