@@ -10,6 +10,7 @@ mod model;
 mod model_config;
 mod process;
 mod quantization;
+mod safetensors;
 mod version;
 
 pub use attention::{AttentionLayout, StateLayers, StateShape, WindowedLayers, parse_attention};
@@ -26,4 +27,7 @@ pub use model::{DeclaredKvCache, MlaRanks, ModelConfig, ModelFacts, Quantization
 pub use model_config::{MAX_CONFIG_BYTES, ModelConfigError, parse_json_object, parse_model_config};
 pub use process::{ProcId, RuntimeDir, ShmObject, StopReport};
 pub use quantization::parse_quantization;
+pub use safetensors::{
+    HEADER_PREFIX, MAX_HEADER_BYTES, SafetensorsError, TensorInfo, parse_safetensors_header,
+};
 pub use version::{EngineVersion, ParseVersionError};
