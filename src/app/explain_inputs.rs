@@ -98,7 +98,9 @@ pub(super) fn model_error(error: &ModelError, model: &str) -> Diagnostic {
         }
         ModelError::DanglingLink { .. } => broken(error).command("fetch it again", "hf download MODEL"),
         ModelError::MissingWeights { count, .. } => broken(error).fact("missing in all", count.to_string()),
-        ModelError::NoWeights { .. } | ModelError::Broken { .. } => broken(error),
+        ModelError::NoWeights { .. } | ModelError::Broken { .. } | ModelError::BrokenWeights { .. } => {
+            broken(error)
+        }
         ModelError::Io { source, .. } => super::context::io_error(source).cause_chain(error),
     }
 }

@@ -29,8 +29,12 @@ pub struct Gpu {
     pub memory_total: Option<Bytes>,
     /// Memory that nobody uses now.
     pub memory_free: Option<Bytes>,
+    /// Memory that the driver keeps for itself: part of the total, of no use to programs.
+    pub memory_reserved: Option<Bytes>,
     /// Compute capability.
     pub compute_capability: Option<ComputeCapability>,
+    /// Is it linked to others through NVLink?
+    pub nvlink: Option<bool>,
 }
 
 /// A GPU that does not answer.

@@ -1,10 +1,12 @@
 //! What is known: values with their sources, no effects.
 
+mod architecture;
 mod attention;
 mod checkpoint;
 mod engine;
 mod gathered;
 mod gpu;
+mod hardware;
 mod host;
 mod model;
 mod model_config;
@@ -12,7 +14,9 @@ mod process;
 mod quantization;
 mod safetensors;
 mod version;
+mod weights;
 
+pub use architecture::{ArchitectureSizes, parse_architecture};
 pub use attention::{AttentionLayout, StateLayers, StateShape, WindowedLayers, parse_attention};
 pub use checkpoint::{
     MAX_INDEX_BYTES, TokenizerFacts, WeightIndex, parse_tokenizer_config, parse_weight_index,
@@ -22,8 +26,9 @@ pub use engine::{
 };
 pub use gathered::Facts;
 pub use gpu::{ComputeCapability, Gpu, GpuFacts, ParseCapabilityError, UnreadableGpu};
+pub use hardware::{BUILTIN_HARDWARE, HardwareFileError, parse_hardware};
 pub use host::{HostFacts, MemoryReading, apply_memory_limit, parse_cpu_flags, parse_meminfo};
-pub use model::{DeclaredKvCache, MlaRanks, ModelConfig, ModelFacts, Quantization};
+pub use model::{DeclaredKvCache, MlaRanks, ModelConfig, ModelFacts, Quantization, WeightFormat};
 pub use model_config::{MAX_CONFIG_BYTES, ModelConfigError, parse_json_object, parse_model_config};
 pub use process::{ProcId, RuntimeDir, ShmObject, StopReport};
 pub use quantization::parse_quantization;
@@ -31,3 +36,4 @@ pub use safetensors::{
     HEADER_PREFIX, MAX_HEADER_BYTES, SafetensorsError, TensorInfo, parse_safetensors_header,
 };
 pub use version::{EngineVersion, ParseVersionError};
+pub use weights::{LayerWeights, Placement, WeightInventory, classify};

@@ -2,7 +2,9 @@
 
 use camino::Utf8PathBuf;
 
+use super::architecture::ArchitectureSizes;
 use super::attention::AttentionLayout;
+use super::weights::WeightInventory;
 use crate::units::{Bytes, Tokens};
 
 /// The model. Absent means unknown: a model that is only an id so far has no `config`.
@@ -18,6 +20,8 @@ pub struct ModelFacts {
     pub config: Option<ModelConfig>,
     /// Sum of the weight files.
     pub weights: Option<Bytes>,
+    /// What their tensors weigh, by how they are spread.
+    pub inventory: Option<WeightInventory>,
     /// Does the tokenizer come with a chat template?
     pub has_chat_template: Option<bool>,
     /// What else a reader should know: a partly cached model, …
@@ -59,6 +63,8 @@ pub struct ModelConfig {
     pub needs_remote_code: bool,
     /// Which layers keep what between tokens; empty when that is not known.
     pub attention: AttentionLayout,
+    /// Sizes that weights can be computed from.
+    pub sizes: ArchitectureSizes,
     /// Why it is not known: keys whose meaning for the cache is unknown here.
     pub irregular_attention: Vec<String>,
 }
@@ -73,7 +79,7 @@ pub struct MlaRanks {
 }
 
 /// Quantization of a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Quantization {
     /// `quant_method`, or the producer where only that is given.
     pub method: String,
@@ -81,6 +87,31 @@ pub struct Quantization {
     pub kv_cache: Option<DeclaredKvCache>,
     /// Where that stands: `config.json quantization_config.kv_cache_scheme`.
     pub kv_cache_source: Option<String>,
+    /// Format of the quantised weights, where it is known here.
+    pub weights: Option<WeightFormat>,
+    /// Patterns of modules that stay unquantised.
+    pub excluded: Vec<String>,
+}
+
+/// Format of quantised weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightFormat {
+    /// 4-bit float, a scale for 16.
+    Nvfp4,
+    /// 4-bit float, a scale for 32.
+    Mxfp4,
+    /// 8-bit float, with a scale for a block of so many.
+    Fp8 {
+        /// Elements of a block; `None` means one scale for a tensor or channel.
+        block: Option<u64>,
+    },
+    /// Integers with a scale for a group.
+    Integer {
+        /// Bits of one.
+        bits: u64,
+        /// Size of a group.
+        group: Option<u64>,
+    },
 }
 
 /// A data type that a checkpoint declares for the KV cache.

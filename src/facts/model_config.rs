@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::architecture::parse_architecture;
 use super::attention::{AttentionLayout, parse_attention};
 use super::model::{MlaRanks, ModelConfig};
 use super::quantization::parse_quantization;
@@ -170,6 +171,7 @@ pub fn parse_model_config(
         needs_remote_code: top.auto_map.is_some_and(|map| !map.is_empty()),
         model_type: text.model_type,
         attention,
+        sizes: parse_architecture(text_value),
         irregular_attention,
     })
 }

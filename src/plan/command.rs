@@ -43,6 +43,39 @@ impl Options {
         whole.filter(|n| *n > 0).map(Some).ok_or_else(|| bad(name, setting, "must be a whole number above 0"))
     }
 
+    /// A share between 0 and 1, in thousandths.
+    pub fn thousandths(&self, name: &str) -> Result<Option<u64>, PlanError> {
+        let Some((setting, _)) = self.options.get(name) else { return Ok(None) };
+        let share = match &setting.value {
+            Value::Number(number) => number.as_f64(),
+            Value::String(text) => text.parse().ok(),
+            _ => None,
+        };
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 1000")]
+        let thousandths =
+            share.filter(|share| *share > 0.0 && *share <= 1.0).map(|share| (share * 1000.0).round() as u64);
+        thousandths.map(Some).ok_or_else(|| bad(name, setting, "must be a share above 0 and at most 1"))
+    }
+
+    /// Is a switch on?
+    pub fn is_on(&self, name: &str) -> bool {
+        self.options.get(name).is_some_and(|(setting, _)| match &setting.value {
+            Value::Bool(on) => *on,
+            Value::String(text) => text == "true",
+            _ => false,
+        })
+    }
+
+    /// A field of an option that is a JSON object, given as such or as a text.
+    pub fn field(&self, name: &str, field: &str) -> Option<u64> {
+        let (setting, _) = self.options.get(name)?;
+        match &setting.value {
+            Value::Object(object) => object.get(field)?.as_u64(),
+            Value::String(text) => serde_json::from_str::<Value>(text).ok()?.get(field)?.as_u64(),
+            _ => None,
+        }
+    }
+
     pub fn text(&self, name: &str) -> Option<&str> {
         self.options.get(name)?.0.value.as_str()
     }

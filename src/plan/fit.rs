@@ -7,7 +7,7 @@ use super::cpu_memory::{CpuNeeds, plan_cpu_memory};
 use super::error::PlanError;
 use super::kv::{KvLayout, KvOptions, kv_layout};
 use super::make::warning;
-use super::model::{MemoryRow, PlanWarning};
+use super::model::{MemoryRow, PlanChange, PlanWarning};
 use crate::config::{ContextWanted, Origin, OriginKind, Setting, Settings};
 use crate::facts::{Facts, Gpu};
 use crate::units::{Bytes, Tokens};
@@ -18,6 +18,10 @@ const CPU_BATCHED_TOKENS: u64 = 2048;
 const MOST_SEARCHED: u64 = 1 << 24;
 /// Version from which `--max-model-len auto` is known to work.
 const AUTO_CONTEXT: (u64, u64) = (0, 15);
+
+/// Weights may take this share, in percent, of what the engine may use; the rest is for activations and
+/// the KV cache.
+const WEIGHTS_SHARE: u64 = 88;
 
 /// What fits, and why.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,6 +39,8 @@ pub(super) struct Fit {
     pub kv_space: Option<(String, String)>,
     pub memory: Vec<MemoryRow>,
     pub warnings: Vec<PlanWarning>,
+    /// Changes that would let more fit.
+    pub changes: Vec<PlanChange>,
 }
 
 /// How the model is spread over ranks.
@@ -58,13 +64,9 @@ impl Layout {
         let pipeline = options.whole("pipeline_parallel_size")?.unwrap_or(1);
         let data = options.whole("data_parallel_size")?.unwrap_or(1);
         let gpus = if facts.engine.is_cpu_build { Vec::new() } else { chosen_gpus(settings, facts)? };
-        let smallest = gpus.iter().filter_map(|gpu| gpu.memory_total).min();
-        let (tensor, reason) = match (given, facts.model.weights, smallest) {
-            (Some(given), ..) => (given, String::new()),
-            (None, Some(weights), Some(memory)) if weights > memory => {
-                (gpus.len() as u64 / pipeline.max(1), "the weights do not fit one GPU".to_owned())
-            }
-            _ => (1, "one rank holds the model".to_owned()),
+        let (tensor, reason) = match given {
+            Some(given) => (given, String::new()),
+            None => choose_tensor_parallel(facts, options, &gpus, pipeline)?,
         };
         let tensor = tensor.max(1);
         let heads = facts.model.config.as_ref().and_then(|config| config.heads);
@@ -88,7 +90,39 @@ impl Layout {
     }
 }
 
-fn chosen_gpus<'a>(settings: &Settings, facts: &'a Facts) -> Result<Vec<&'a Gpu>, PlanError> {
+/// The smallest tensor parallel size whose ranks hold the weights with room beside them.
+fn choose_tensor_parallel(
+    facts: &Facts,
+    options: &Options,
+    gpus: &[&Gpu],
+    pipeline: u64,
+) -> Result<(u64, String), PlanError> {
+    let count = gpus.len() as u64 / pipeline.max(1);
+    let heads = facts.model.config.as_ref().and_then(|config| config.heads);
+    let mut sizes: Vec<u64> = (0..7).map(|power| 1 << power).filter(|size| *size < count).collect();
+    sizes.push(count);
+    sizes.retain(|size| *size > 0 && heads.is_none_or(|heads| heads.is_multiple_of(*size)));
+    let Some(largest) = sizes.last().copied() else { return Ok((1, "one rank holds the model".to_owned())) };
+    let budget = super::gpu_fit::binding_budget(facts, options, gpus)?;
+    for size in sizes {
+        let weights = super::gpu_fit::rank_estimate(facts, size, pipeline, options)?;
+        let (Some(weights), Some(budget)) = (weights, budget) else {
+            return Ok((1, "its weights are not known".to_owned()));
+        };
+        let room = Bytes::new(budget.requested().as_u64() / 100 * WEIGHTS_SHARE);
+        if weights.likely <= room {
+            let reason = if size == 1 {
+                "one GPU holds the weights".to_owned()
+            } else {
+                format!("weights of {} a GPU leave room on {size}, and not on fewer", weights.likely)
+            };
+            return Ok((size, reason));
+        }
+    }
+    Ok((largest, "the weights need all GPUs".to_owned()))
+}
+
+pub(super) fn chosen_gpus<'a>(settings: &Settings, facts: &'a Facts) -> Result<Vec<&'a Gpu>, PlanError> {
     let all = &facts.gpus.gpus;
     if all.is_empty() {
         let reason = facts.gpus.absent_because.clone().unwrap_or_else(|| "there is no GPU".to_owned());
@@ -106,7 +140,7 @@ fn chosen_gpus<'a>(settings: &Settings, facts: &'a Facts) -> Result<Vec<&'a Gpu>
 }
 
 /// The window to aim for: what was wanted, within the model's own length and the profile's maximum.
-fn target(settings: &Settings, facts: &Facts) -> Result<Option<Tokens>, PlanError> {
+pub(super) fn target(settings: &Settings, facts: &Facts) -> Result<Option<Tokens>, PlanError> {
     let config = facts.model.config.as_ref();
     let max = config.and_then(|config| config.max_len);
     let allowed_longer =
@@ -168,6 +202,7 @@ pub(super) fn fit_cpu(
         kv_space: given_space.is_none().then(|| (gib_text(memory.space), memory.reason.clone())),
         memory: memory.rows,
         warnings: Vec::new(),
+        changes: Vec::new(),
     };
     match &shape {
         Ok(shape) => choose_context(&mut fit, settings, shape, memory.space, target),
@@ -245,7 +280,7 @@ fn choose_context(
     }
 }
 
-fn leave_context_to_engine(
+pub(super) fn leave_context_to_engine(
     fit: &mut Fit,
     settings: &Settings,
     facts: &Facts,
@@ -281,39 +316,6 @@ fn leave_context_to_engine(
     }
 }
 
-/// What fits on the GPUs: the weights are held against their memory; the rest is left to the engine.
-pub(super) fn fit_gpu(settings: &Settings, facts: &Facts, layout: &Layout) -> Result<Fit, PlanError> {
-    let target = target(settings, facts)?;
-    let gpus = chosen_gpus(settings, facts)?;
-    let mut fit = Fit {
-        hardware: describe_gpus(&gpus),
-        fits: true,
-        verdict: String::new(),
-        context: None,
-        max_model_len: None,
-        context_reason: String::new(),
-        kv_cache_tokens: None,
-        kv_space: None,
-        memory: Vec::new(),
-        warnings: Vec::new(),
-    };
-    leave_context_to_engine(&mut fit, settings, facts, target, "memory on GPUs is left to the engine");
-    let shards = layout.tensor_parallel.saturating_mul(layout.pipeline_parallel).max(1);
-    let smallest = gpus.iter().filter_map(|gpu| gpu.memory_total).min();
-    if let (Some(weights), Some(memory)) = (facts.model.weights, smallest) {
-        let share = Bytes::new(weights.as_u64().div_ceil(shards));
-        let source = format!("sum of the weight files / {shards}");
-        fit.memory.push(MemoryRow { item: "weights per GPU".to_owned(), bytes: share, source });
-        let source = "smallest GPU's total, as NVML reads it".to_owned();
-        fit.memory.push(MemoryRow { item: "memory per GPU".to_owned(), bytes: memory, source });
-        if share >= memory {
-            fit.fits = false;
-            fit.verdict = format!("the weights alone need {share} on each GPU and the smallest has {memory}");
-        }
-    }
-    Ok(fit)
-}
-
 fn describe_host(facts: &Facts) -> String {
     let cores = match facts.host.cpus {
         Some(1) => ", 1 core".to_owned(),
@@ -324,7 +326,7 @@ fn describe_host(facts: &Facts) -> String {
     format!("CPU{cores}{memory}")
 }
 
-fn describe_gpus(gpus: &[&Gpu]) -> String {
+pub(super) fn describe_gpus(gpus: &[&Gpu]) -> String {
     let first = gpus.first();
     let name = first.and_then(|gpu| gpu.name.clone()).unwrap_or_else(|| "GPU of unknown name".to_owned());
     let capability = first.and_then(|gpu| gpu.compute_capability).map(|cc| cc.to_string());

@@ -8,7 +8,8 @@ use serde_json::Value;
 use super::command::{Options, listed};
 use super::defaults::{default_smoke, default_warmup, fit_budget};
 use super::error::PlanError;
-use super::fit::{Fit, Layout, fit_cpu, fit_gpu};
+use super::fit::{Fit, Layout, fit_cpu};
+use super::gpu_fit::fit_gpu;
 use super::model::{
     Endpoint, EngineDevice, PLAN_FORMAT, Plan, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting,
     Timeouts, WarmupPlan,
@@ -54,7 +55,7 @@ pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result
     let layout = Layout::choose(settings, facts, &options)?;
     let fit = match device {
         EngineDevice::Cpu => fit_cpu(settings, facts, &options, &layout)?,
-        EngineDevice::Cuda => fit_gpu(settings, facts, &layout)?,
+        EngineDevice::Cuda => fit_gpu(settings, facts, &options, &layout)?,
     };
     warnings.extend(fit.warnings.iter().cloned());
     warnings.extend(settings.notes.iter().map(|note| warning("profile-part-unused", note)));
@@ -128,6 +129,7 @@ pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result
         max_attempts: settings.max_attempts.value.max(1),
         eta_ms: settings.expected_load.as_ref().map(|load| whole_ms(load.value)),
         warnings,
+        changes: fit.changes,
     })
 }
 

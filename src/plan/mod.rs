@@ -7,16 +7,20 @@ mod cpu_memory;
 mod defaults;
 mod error;
 mod fit;
+mod gpu_fit;
+mod gpu_memory;
 pub mod install;
 mod kv;
 mod make;
 mod model;
+mod overheads;
+mod weights;
 
 pub use defaults::{default_smoke, default_warmup};
 pub use error::PlanError;
 pub use kv::KvLayout;
 pub use make::make_plan;
 pub use model::{
-    Endpoint, EngineDevice, MemoryRow, PLAN_FORMAT, Plan, PlanWarning, PlannedEngine, PlannedModel,
-    PlannedSetting, Timeouts, WarmupPlan,
+    Endpoint, EngineDevice, MemoryRow, PLAN_FORMAT, Plan, PlanChange, PlanWarning, PlannedEngine,
+    PlannedModel, PlannedSetting, Timeouts, WarmupPlan,
 };

@@ -62,6 +62,9 @@ pub struct Plan {
     pub eta_ms: Option<u64>,
     /// What the reader should know.
     pub warnings: Vec<PlanWarning>,
+    /// Changes that would let more fit, best first.
+    #[serde(default)]
+    pub changes: Vec<PlanChange>,
 }
 
 /// What is served.
@@ -139,6 +142,15 @@ pub struct PlanWarning {
     pub code: String,
     /// One sentence.
     pub text: String,
+}
+
+/// A change that would let more fit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PlanChange {
+    /// What to add to the command line.
+    pub flag: String,
+    /// What it brings, in words.
+    pub effect: String,
 }
 
 /// Which endpoint answers prompts of this model.

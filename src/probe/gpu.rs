@@ -47,6 +47,8 @@ fn read_gpu(index: u32, device: &Device<'_>) -> Gpu {
         index,
         name: device.name().ok().map(|name| name.chars().filter(|c| !c.is_control()).take(96).collect()),
         memory_total: memory.as_ref().map(|memory| Bytes::new(memory.total)),
+        memory_reserved: memory.as_ref().map(|memory| Bytes::new(memory.reserved)),
+        nvlink: device.link_wrapper_for(0).is_active().ok(),
         memory_free: memory.as_ref().map(|memory| Bytes::new(memory.free)),
         compute_capability: capability.and_then(|cc| {
             Some(ComputeCapability {

@@ -8,9 +8,11 @@ mod gpu;
 mod host;
 mod model;
 mod port;
+mod weights;
 
 pub use engine::{ENGINE_MARKER, EngineFindError, EnginePlaces, find_engine};
 pub use gpu::read_gpus;
 pub use host::read_host;
 pub use model::{ModelError, ModelPlaces, read_model};
 pub use port::{PortState, check_port, find_free_port};
+pub use weights::WeightFileError;

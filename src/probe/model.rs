@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::files::read_small;
+use super::weights::{WeightFileError, read_weight_file};
 use crate::facts::{
-    MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, parse_model_config,
+    MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, WeightInventory, parse_model_config,
     parse_tokenizer_config, parse_weight_index,
 };
 use crate::units::Bytes;
@@ -53,6 +54,14 @@ pub enum ModelError {
         file: String,
         /// How many are missing in all.
         count: usize,
+    },
+    /// A weight file is torn or makes no sense.
+    #[error("`{path}` cannot be used")]
+    BrokenWeights {
+        /// The file.
+        path: Utf8PathBuf,
+        /// Why.
+        source: WeightFileError,
     },
     /// There are no weights at all.
     #[error("`{path}` holds no weights (*.safetensors or *.bin)")]
@@ -186,7 +195,8 @@ fn read_directory(id: &str, path: &Utf8Path, revision: Option<String>) -> Result
     };
     let config = parse_model_config(&bytes, tokenizer.and_then(|tokenizer| tokenizer.max_len))
         .map_err(|source| ModelError::Broken { path: config_path, source })?;
-    let weights = weigh(&path, &files)?;
+    let (weights, names) = weigh(&path, &files)?;
+    let inventory = read_inventory(&path, &names, config.layers)?;
     let template_file =
         files.iter().any(|(name, _)| name == "chat_template.jinja" || name == "chat_template.json");
     Ok(ModelFacts {
@@ -194,6 +204,7 @@ fn read_directory(id: &str, path: &Utf8Path, revision: Option<String>) -> Result
         revision,
         config: Some(config),
         weights: Some(weights),
+        inventory,
         has_chat_template: Some(
             template_file || tokenizer.is_some_and(|tokenizer| tokenizer.has_chat_template),
         ),
@@ -227,8 +238,9 @@ fn list(path: &Utf8Path) -> Result<Vec<(String, Bytes)>, ModelError> {
     Ok(files)
 }
 
-/// Sum of the weight files: those that the index names, otherwise all of the best kind there is.
-fn weigh(path: &Utf8Path, files: &[(String, Bytes)]) -> Result<Bytes, ModelError> {
+/// Sum and names of the weight files: those that the index names, otherwise all of the best kind there
+/// is.
+fn weigh(path: &Utf8Path, files: &[(String, Bytes)]) -> Result<(Bytes, Vec<String>), ModelError> {
     for index_name in ["model.safetensors.index.json", "pytorch_model.bin.index.json"] {
         let index_path = path.join(index_name);
         let Some(bytes) = read_file(&index_path, MAX_INDEX_BYTES)? else { continue };
@@ -244,22 +256,41 @@ fn weigh(path: &Utf8Path, files: &[(String, Bytes)]) -> Result<Bytes, ModelError
             });
         }
         if !index.files.is_empty() {
-            return Ok(files
-                .iter()
-                .filter(|(name, _)| index.files.contains(name))
-                .map(|(_, size)| *size)
-                .sum());
+            let sum =
+                files.iter().filter(|(name, _)| index.files.contains(name)).map(|(_, size)| *size).sum();
+            return Ok((sum, index.files));
         }
     }
     for kind in [".safetensors", ".bin", ".pt"] {
-        let sizes =
-            files.iter().filter(|(name, _)| name.ends_with(kind) && !name.starts_with("training_args"));
-        let sum: Bytes = sizes.map(|(_, size)| *size).sum();
+        let found: Vec<&(String, Bytes)> = files
+            .iter()
+            .filter(|(name, _)| name.ends_with(kind) && !name.starts_with("training_args"))
+            .collect();
+        let sum: Bytes = found.iter().map(|(_, size)| *size).sum();
         if sum > Bytes::ZERO {
-            return Ok(sum);
+            return Ok((sum, found.iter().map(|(name, _)| name.clone()).collect()));
         }
     }
     Err(ModelError::NoWeights { path: path.to_owned() })
+}
+
+/// What the tensors weigh, when all files are safetensors.
+fn read_inventory(
+    path: &Utf8Path,
+    names: &[String],
+    layers: Option<u64>,
+) -> Result<Option<WeightInventory>, ModelError> {
+    if !names.iter().all(|name| name.ends_with(".safetensors")) {
+        return Ok(None);
+    }
+    let mut inventory = WeightInventory::default();
+    let mut buffer = Vec::new();
+    for name in names {
+        let file = path.join(name);
+        read_weight_file(&file, layers, &mut inventory, &mut buffer)
+            .map_err(|source| ModelError::BrokenWeights { path: file, source })?;
+    }
+    Ok(Some(inventory))
 }
 
 fn read_file(path: &Utf8Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError> {
@@ -268,10 +299,19 @@ fn read_file(path: &Utf8Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError>
 
 #[cfg(test)]
 mod tests {
-    use super::{ModelError, ModelPlaces, read_model};
+    use super::{ModelError, ModelPlaces, WeightFileError, read_model};
     use crate::units::Bytes;
     use camino::{Utf8Path, Utf8PathBuf};
     use std::collections::BTreeMap;
+
+    /// A file with one tensor of so many bytes.
+    fn safetensors(name: &str, bytes: usize) -> Vec<u8> {
+        let header = format!(r#"{{"{name}":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.resize(file.len() + bytes, 0);
+        file
+    }
 
     struct Machine {
         dir: tempfile::TempDir,
@@ -295,7 +335,10 @@ mod tests {
 
         fn model(&self, directory: &str) {
             self.write(&format!("{directory}/config.json"), br#"{"architectures":["LlamaForCausalLM"]}"#);
-            self.write(&format!("{directory}/model.safetensors"), &[0; 64]);
+            self.write(
+                &format!("{directory}/model.safetensors"),
+                &safetensors("model.embed_tokens.weight", 64),
+            );
         }
 
         fn read(&self, model: &str, revision: Option<&str>) -> Result<crate::facts::ModelFacts, ModelError> {
@@ -320,8 +363,10 @@ mod tests {
         machine.write("here/tokenizer_config.json", br#"{"chat_template":"x"}"#);
         let here = machine.read("./here", None).expect("a directory");
         assert_eq!(here.path.as_deref(), Some(machine.root().join("here").as_path()));
-        assert_eq!((here.weights, here.has_chat_template), (Some(Bytes::new(64)), Some(true)));
-        assert_eq!(machine.read("~/here", None).expect("home").weights, Some(Bytes::new(64)));
+        let file = Bytes::new(safetensors("model.embed_tokens.weight", 64).len() as u64);
+        assert_eq!((here.weights, here.has_chat_template), (Some(file), Some(true)));
+        assert_eq!(here.inventory.map(|weights| weights.embedding), Some(Bytes::new(64)));
+        assert_eq!(machine.read("~/here", None).expect("home").weights, Some(file));
         assert_eq!(machine.read("Small-1", None).expect("managed").has_chat_template, Some(false));
         let cached = machine.read("org/name", None).expect("cached");
         assert_eq!(cached.revision.as_deref(), Some("abc"));
@@ -352,6 +397,14 @@ mod tests {
         );
         machine.write("empty/config.json", b"{}");
         assert!(matches!(machine.read("./empty", None), Err(ModelError::NoWeights { .. })));
+        machine.write("empty/model.safetensors", b"version https://git-lfs.github.com/spec/v1\n");
+        let error = machine.read("./empty", None).expect_err("a pointer");
+        assert!(
+            matches!(&error, ModelError::BrokenWeights { source: WeightFileError::Pointer, .. }),
+            "{error:?}"
+        );
+        machine.write("empty/model.safetensors", &safetensors("a", 64)[..60]);
+        assert!(matches!(machine.read("./empty", None), Err(ModelError::BrokenWeights { .. })));
         machine.write("gguf/x.gguf", b"");
         assert!(matches!(machine.read("./gguf", None), Err(ModelError::NoConfig { hint: Some(_), .. })));
         machine.model("linked");

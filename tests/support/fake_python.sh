@@ -63,7 +63,11 @@ case "$1 $2" in
 *vllm_metadata_wheel.py*)
     : > "$3/vllm-$2+cpu-py3-none-any.whl" ;;
 *convert_smollm2.py*)
-    cp "$FAKE_MODEL"/* "$3/" && truncate -s 269M "$3/model.safetensors" ;;
+    cp "$FAKE_MODEL"/* "$3/"
+    # One tensor of the real size, as a hole in the file.
+    header='{"model.embed_tokens.weight":{"dtype":"U8","shape":[268000000],"data_offsets":[0,268000000]}}'
+    printf "\\$(printf %o ${#header})\\0\\0\\0\\0\\0\\0\\0%s" "$header" > "$3/model.safetensors"
+    truncate -s $((8 + ${#header} + 268000000)) "$3/model.safetensors" ;;
 *)
     echo "fake python: $*" >&2; exit 2 ;;
 esac

@@ -97,7 +97,7 @@ fn what_the_checkpoint_declares_is_followed_as_vllm_does() {
         quantization: Some(Quantization {
             method: method.to_owned(),
             kv_cache: Some(DeclaredKvCache::Fp8),
-            kv_cache_source: None,
+            ..Quantization::default()
         }),
         ..config
     };

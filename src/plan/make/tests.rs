@@ -64,7 +64,9 @@ fn gpus(count: u32) -> GpuFacts {
         index,
         name: Some("NVIDIA RTX PRO 6000 Blackwell".to_owned()),
         memory_total: Some(Bytes::from_gib(95)),
-        memory_free: Some(Bytes::from_gib(94)),
+        memory_free: Some(Bytes::from_gib(95)),
+        memory_reserved: None,
+        nvlink: Some(false),
         compute_capability: Some(ComputeCapability { major: 12, minor: 0 }),
     };
     GpuFacts { gpus: (0..count).map(gpu).collect(), ..GpuFacts::default() }
