@@ -9,13 +9,19 @@ use crate::config::{
     EMBEDDED_PROFILES, LaunchFlags, NamedProfile, Origin, Setting, Settings, env_vars, nearest,
     parse_profile, resolve,
 };
-use crate::facts::{Facts, ModelFacts};
+use crate::facts::{
+    BUILTIN_HARDWARE, EngineFacts, EngineVersion, Facts, GpuFacts, HostFacts, ModelFacts, ParseVersionError,
+    parse_hardware,
+};
 use crate::plan::{Plan, make_plan};
 use crate::probe::{self, EnginePlaces, ModelError, ModelPlaces, PortState};
 use crate::report::{Diagnostic, ErrorCode, Retry};
 
 /// Largest profile that is read.
 const MAX_PROFILE_BYTES: u64 = 1 << 20;
+
+/// Largest facts file that is read.
+const MAX_FACTS_BYTES: u64 = 16 << 20;
 
 /// Variables of the engine that a plan depends on: the caller's environment wins over a profile.
 const PLANNED_VARIABLES: &[&str] = &[
@@ -25,22 +31,34 @@ const PLANNED_VARIABLES: &[&str] = &[
     "TORCHINDUCTOR_CACHE_DIR",
 ];
 
+/// A machine or an engine that is planned for instead of what is here.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Elsewhere {
+    /// A facts file, or `builtin:NAME`.
+    pub facts: Option<String>,
+    /// Version of the engine.
+    pub engine_version: Option<String>,
+    /// May the weights be missing? Then they are computed.
+    pub weights_optional: bool,
+}
+
 /// Reads everything and makes the plan.
 ///
 /// # Errors
 /// When a setting is wrong, or model or engine cannot be used.
-pub(super) async fn plan(app: &App, args: &LaunchArgs) -> Result<Plan, Diagnostic> {
+pub(super) async fn plan(app: &App, args: &LaunchArgs, elsewhere: Elsewhere) -> Result<Plan, Diagnostic> {
     let settings = settings(app, args)?;
     let env = app.env.clone();
     let (engines, models) = (app.dirs.engines(), app.dirs.models());
     let wanted = settings.clone();
     let online = !app.offline && env.get("HF_HUB_OFFLINE").is_none_or(|value| value == "0");
     // Files, NVML and /proc block.
-    let facts = tokio::task::spawn_blocking(move || gather(&wanted, &env, &engines, &models, online))
-        .await
-        .map_err(|error| {
-            Diagnostic::new(ErrorCode::Bug, "reading the facts broke off").cause_chain(&error)
-        })??;
+    let facts =
+        tokio::task::spawn_blocking(move || gather(&wanted, &env, (&engines, &models), online, &elsewhere))
+            .await
+            .map_err(|error| {
+                Diagnostic::new(ErrorCode::Bug, "reading the facts broke off").cause_chain(&error)
+            })??;
     make_plan(&settings, &facts, &app.dirs.cache).map_err(|error| plan_error(&error, &facts))
 }
 
@@ -127,9 +145,9 @@ fn no_profile(app: &App, given: &str, near: Option<String>) -> Diagnostic {
 fn gather(
     settings: &Settings,
     env: &std::collections::BTreeMap<String, String>,
-    engines: &Utf8Path,
-    models: &Utf8Path,
+    (engines, models): (&Utf8Path, &Utf8Path),
     online: bool,
+    elsewhere: &Elsewhere,
 ) -> Result<Facts, Diagnostic> {
     let working_dir = std::env::current_dir()
         .and_then(|dir| {
@@ -137,7 +155,12 @@ fn gather(
         })
         .map_err(|error| io_error(&error).cause(format!("the working directory: {error}")))?;
     let revision = settings.revision.as_ref().map(|revision| revision.value.as_str());
-    let places = ModelPlaces { managed: models, env, working_dir: &working_dir };
+    let places = ModelPlaces {
+        managed: models,
+        env,
+        working_dir: &working_dir,
+        weights_optional: elsewhere.weights_optional,
+    };
     let id = &settings.model.value;
     let model = match probe::read_model(id, revision, places) {
         Ok(model) => model,
@@ -151,11 +174,73 @@ fn gather(
         },
         Err(error) => return Err(model_error(&error, id)),
     };
+    let version = elsewhere.engine_version.as_deref().map(parse_version).transpose()?;
+    if let Some(facts) = &elsewhere.facts {
+        let gpus = other_hardware(facts)?;
+        return Ok(Facts { host: HostFacts::default(), gpus, model, engine: assumed_engine(version) });
+    }
     let given = settings.engine.as_ref().map(|engine| (engine.origin.place(), engine.value.as_str()));
-    let engine = probe::find_engine(EnginePlaces { given, managed: engines, env, working_dir: &working_dir })
-        .map_err(|error| engine_error(&error))?;
+    let mut engine =
+        probe::find_engine(EnginePlaces { given, managed: engines, env, working_dir: &working_dir })
+            .map_err(|error| engine_error(&error))?;
+    if let Some(version) = version {
+        engine.found = format!("{}, planned as another version", engine.found);
+        engine.version = version;
+    }
     let gpus = probe::read_gpus(env.get(env_vars::NVML_LIBRARY).map(String::as_str));
     Ok(Facts { host: probe::read_host(), gpus, model, engine })
+}
+
+fn parse_version(text: &str) -> Result<EngineVersion, Diagnostic> {
+    text.parse().map_err(|error: ParseVersionError| {
+        Diagnostic::new(ErrorCode::Usage, "--engine-version cannot be read").cause(error.to_string())
+    })
+}
+
+/// The engine that a plan for another machine stands on.
+fn assumed_engine(version: Option<EngineVersion>) -> EngineFacts {
+    let version = version.unwrap_or_else(|| {
+        crate::plan::install::VLLM_VERSION
+            .parse()
+            .unwrap_or_else(|_| unreachable!("a constant that is a version"))
+    });
+    EngineFacts {
+        executable: "vllm".into(),
+        python: None,
+        is_cpu_build: version.is_cpu_build(),
+        version,
+        has_vllm_metadata: true,
+        found: "--facts, not on this machine".to_owned(),
+        looked_in: Vec::new(),
+    }
+}
+
+/// GPUs of a facts file, or of a recording that comes with kdeploy.
+fn other_hardware(given: &str) -> Result<GpuFacts, Diagnostic> {
+    if let Some(name) = given.strip_prefix("builtin:") {
+        let names: Vec<&str> = BUILTIN_HARDWARE.iter().map(|(name, _)| *name).collect();
+        let Some((_, text)) = BUILTIN_HARDWARE.iter().find(|(known, _)| *known == name) else {
+            let near = nearest(name, names.iter().copied());
+            let advice = near.map_or_else(
+                || "give one of these".to_owned(),
+                |near| format!("did you mean `builtin:{near}`?"),
+            );
+            return Err(Diagnostic::new(ErrorCode::Usage, format!("there are no built-in facts `{name}`"))
+                .fact("come with kdeploy", names.join(", "))
+                .advice(advice));
+        };
+        return parse_hardware(text.as_bytes()).map_err(|error| {
+            Diagnostic::new(ErrorCode::Bug, "built-in facts cannot be read").cause_chain(&error)
+        });
+    }
+    let path = Utf8Path::new(given);
+    let bytes =
+        crate::store::read_bounded(path, MAX_FACTS_BYTES).map_err(|error| store_error(&error))?.ok_or_else(
+            || Diagnostic::new(ErrorCode::ModelNotFound, format!("there is no facts file `{path}`")),
+        )?;
+    parse_hardware(&bytes).map_err(|error| {
+        Diagnostic::new(ErrorCode::SettingInvalid, format!("`{path}` cannot be used")).cause_chain(&error)
+    })
 }
 
 /// The plan says itself that it does not fit; this is how the command ends then.
@@ -166,10 +251,9 @@ pub(super) fn does_not_fit(plan: &Plan) -> Diagnostic {
     for row in &plan.memory {
         diagnostic = diagnostic.fact(row.item.clone(), format!("{} ({})", row.bytes, row.source));
     }
-    let longest = plan.context.zip(plan.kv_cache_tokens).filter(|(context, tokens)| context > tokens);
-    if longest.is_some() {
-        diagnostic =
-            diagnostic.command("let kdeploy choose", format!("kdeploy up {} --context auto", plan.model.id));
+    for change in plan.changes.iter().take(2) {
+        diagnostic = diagnostic
+            .command(change.effect.clone(), format!("kdeploy up {} {}", plan.model.id, change.flag));
     }
     diagnostic
         .command("see the whole plan", format!("kdeploy plan {} --all", plan.model.id))

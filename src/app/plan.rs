@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::context::App;
-use super::inputs;
+use super::inputs::{self, Elsewhere};
 use crate::cli::PlanArgs;
 use crate::config::OriginKind;
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedSetting};
 use crate::report::schema::PlanBody;
 use crate::report::{Diagnostic, ErrorCode, Exit};
 use crate::units::{Bytes, format_duration};
@@ -20,7 +20,7 @@ const BAR: u64 = 30;
 /// # Errors
 /// When facts cannot be read or settings cannot be used.
 pub async fn plan(app: &App, args: &PlanArgs) -> Result<Exit, Diagnostic> {
-    let plan = inputs::plan(app, &args.launch).await?;
+    let plan = inputs::plan(app, &args.launch, Elsewhere::from(args)).await?;
     let exit = if plan.fits { Exit::Done } else { Exit::Config };
     if args.argv {
         app.ui.answer(&command_line(&plan)?);
@@ -29,6 +29,16 @@ pub async fn plan(app: &App, args: &PlanArgs) -> Result<Exit, Diagnostic> {
         app.ui.document(PlanBody::from(&plan), exit);
     }
     Ok(exit)
+}
+
+impl From<&PlanArgs> for Elsewhere {
+    fn from(args: &PlanArgs) -> Self {
+        Self {
+            facts: args.facts.clone(),
+            engine_version: args.engine_version.clone(),
+            weights_optional: true,
+        }
+    }
 }
 
 /// The command line with its environment, ready to paste.
@@ -56,6 +66,13 @@ pub(super) fn text(plan: &Plan, all: bool) -> String {
     row("fits", &format!("{}, {}", if plan.fits { "yes" } else { "no" }, plan.verdict));
     row("engine", &format!("vLLM {}, found through {}", plan.engine.version, plan.engine.found));
     row("address", &format!("{}:{}", plan.host, plan.port));
+    for (label, name) in [("layout", "tensor_parallel_size"), ("KV type", "kv_cache_dtype")] {
+        if let Some(setting) = plan.settings.iter().find(|setting| setting.name == name) {
+            let value = setting.value.as_str().map_or_else(|| setting.value.to_string(), str::to_owned);
+            let value = if label == "layout" { format!("TP {value}") } else { value };
+            row(label, &format!("{value:<10} origin: {}", origin_of(setting)));
+        }
+    }
     if let Some(eta) = plan.eta_ms {
         row("start", &format!("about {}", format_duration(Duration::from_millis(eta))));
     }
@@ -68,18 +85,12 @@ pub(super) fn text(plan: &Plan, all: bool) -> String {
     if all {
         let _ = writeln!(out, "\n  settings");
         for setting in &plan.settings {
-            let origin = match setting.origin.kind {
-                OriginKind::Default => "default".to_owned(),
-                OriginKind::Planned => "planned".to_owned(),
-                OriginKind::Profile | OriginKind::Env | OriginKind::Flag => setting.origin.detail.clone(),
-            };
-            let reason =
-                if setting.reason.is_empty() { String::new() } else { format!(": {}", setting.reason) };
+            let origin = origin_of(setting);
             let value = match &setting.value {
                 serde_json::Value::String(text) => text.clone(),
                 other => other.to_string(),
             };
-            let _ = writeln!(out, "    {:<26} {value:<28} {origin}{reason}", setting.name);
+            let _ = writeln!(out, "    {:<26} {value:<28} {origin}", setting.name);
         }
         let _ = writeln!(out, "\n  environment");
         for (name, value) in &plan.env {
@@ -95,10 +106,26 @@ pub(super) fn text(plan: &Plan, all: bool) -> String {
     for warning in &plan.warnings {
         let _ = writeln!(out, "  warning  {} [{}]", warning.text, warning.code);
     }
+    if !plan.changes.is_empty() {
+        let _ = writeln!(out, "\n  more fits with");
+    }
+    for change in &plan.changes {
+        let _ = writeln!(out, "    {:<42} {}", change.flag, change.effect);
+    }
     if plan.fits {
         let _ = writeln!(out, "\nNext: kdeploy up {}", plan.model.id);
     }
     out
+}
+
+/// Where a value comes from, and why.
+fn origin_of(setting: &PlannedSetting) -> String {
+    let origin = match setting.origin.kind {
+        OriginKind::Default => "default".to_owned(),
+        OriginKind::Planned => "planned".to_owned(),
+        OriginKind::Profile | OriginKind::Env | OriginKind::Flag => setting.origin.detail.clone(),
+    };
+    if setting.reason.is_empty() { origin } else { format!("{origin} ({})", setting.reason) }
 }
 
 fn memory(out: &mut String, plan: &Plan) {

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use super::context::{App, io_error, store_error};
-use super::inputs;
+use super::inputs::{self, Elsewhere};
 use super::reap::reap_stale;
 use super::supervise::{Ended, Launch, StopRequest, supervise};
 use crate::cli::{LaunchArgs, SuperviseArgs, UpArgs};
@@ -44,7 +44,7 @@ pub async fn up(app: &App, args: &UpArgs) -> Result<Exit, Diagnostic> {
 /// Facts, plan, and the checks that must hold before anything is started.
 pub(super) async fn prepare(app: &App, args: &LaunchArgs) -> Result<Plan, Diagnostic> {
     let step = app.ui.step("plan");
-    let plan = inputs::plan(app, args).await?;
+    let plan = inputs::plan(app, args, Elsewhere::default()).await?;
     if !plan.fits {
         step.failed("");
         app.ui.say(&super::plan::text(&plan, false));

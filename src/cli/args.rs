@@ -73,7 +73,7 @@ pub enum Command {
     /// Plan, start, warm up and check a model; then stay and supervise it
     Up(Box<UpArgs>),
     /// Show what `up` would do and touch nothing
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     /// Ask a running model questions with known answers
     Smoke(SmokeArgs),
     /// Measure the cold and warm speed of a running model
@@ -177,6 +177,12 @@ pub struct PlanArgs {
     /// What to serve.
     #[command(flatten)]
     pub launch: LaunchArgs,
+    /// Plan for another machine: a facts file, or `builtin:NAME` (`builtin:` lists them)
+    #[arg(long, value_name = "FILE", help_heading = "Hardware")]
+    pub facts: Option<String>,
+    /// Plan for this vLLM version instead of the one found
+    #[arg(long, value_name = "VERSION", help_heading = "Engine")]
+    pub engine_version: Option<String>,
     /// Show every value with its origin
     #[arg(long, help_heading = "Output")]
     pub all: bool,

@@ -96,6 +96,8 @@ pub struct ModelPlaces<'a> {
     pub env: &'a BTreeMap<String, String>,
     /// What relative paths are relative to.
     pub working_dir: &'a Utf8Path,
+    /// May the weights be missing? Then they stay unknown, with a note.
+    pub weights_optional: bool,
 }
 
 /// Reads what is known of a model without loading it.
@@ -113,7 +115,7 @@ pub fn read_model(
         _ => places.working_dir.join(model),
     };
     if path.is_dir() {
-        return read_directory(model, &path, None);
+        return read_directory(model, &path, None, places);
     }
     if is_path(model) {
         return match path.exists() {
@@ -126,10 +128,10 @@ pub fn read_model(
     }
     let managed = places.managed.join(model);
     if !model.contains('/') && managed.is_dir() {
-        return read_directory(model, &managed, None);
+        return read_directory(model, &managed, None, places);
     }
     match find_snapshot(model, revision, places.env)? {
-        (Some((snapshot, commit)), _) => read_directory(model, &snapshot, Some(commit)),
+        (Some((snapshot, commit)), _) => read_directory(model, &snapshot, Some(commit), places),
         (None, looked) => {
             let looked_in = [places.managed.to_owned()].into_iter().chain(looked).collect();
             Err(ModelError::NotCached { id: model.to_owned(), looked_in })
@@ -174,7 +176,12 @@ fn hub_cache(env: &BTreeMap<String, String>) -> Option<Utf8PathBuf> {
         .or_else(|| get("HOME").map(|home| home.join(".cache/huggingface/hub")))
 }
 
-fn read_directory(id: &str, path: &Utf8Path, revision: Option<String>) -> Result<ModelFacts, ModelError> {
+fn read_directory(
+    id: &str,
+    path: &Utf8Path,
+    revision: Option<String>,
+    places: ModelPlaces<'_>,
+) -> Result<ModelFacts, ModelError> {
     let path = absolute(path)?;
     let files = list(&path)?;
     let tokenizer_path = path.join("tokenizer_config.json");
@@ -195,20 +202,27 @@ fn read_directory(id: &str, path: &Utf8Path, revision: Option<String>) -> Result
     };
     let config = parse_model_config(&bytes, tokenizer.and_then(|tokenizer| tokenizer.max_len))
         .map_err(|source| ModelError::Broken { path: config_path, source })?;
-    let (weights, names) = weigh(&path, &files)?;
-    let inventory = read_inventory(&path, &names, config.layers)?;
+    let mut notes = Vec::new();
+    let (weights, inventory) = match weigh(&path, &files) {
+        Ok((weights, names)) => (Some(weights), read_inventory(&path, &names, config.layers)?),
+        Err(ModelError::NoWeights { .. } | ModelError::MissingWeights { .. }) if places.weights_optional => {
+            notes.push("its weights are not all here: they are computed from the architecture".to_owned());
+            (None, None)
+        }
+        Err(error) => return Err(error),
+    };
     let template_file =
         files.iter().any(|(name, _)| name == "chat_template.jinja" || name == "chat_template.json");
     Ok(ModelFacts {
         id: id.to_owned(),
         revision,
         config: Some(config),
-        weights: Some(weights),
+        weights,
         inventory,
         has_chat_template: Some(
             template_file || tokenizer.is_some_and(|tokenizer| tokenizer.has_chat_template),
         ),
-        notes: Vec::new(),
+        notes,
         path: Some(path),
     })
 }
@@ -347,7 +361,12 @@ mod tests {
             read_model(
                 model,
                 revision,
-                ModelPlaces { managed: &managed, env: &env, working_dir: self.root() },
+                ModelPlaces {
+                    managed: &managed,
+                    env: &env,
+                    working_dir: self.root(),
+                    weights_optional: false,
+                },
             )
         }
     }

@@ -50,6 +50,69 @@ fn a_plan_explains_every_value_and_touches_nothing() {
     );
 }
 
+/// The story: eight cards, a model whose own context does not fit in bfloat16.
+#[test]
+fn a_machine_elsewhere_is_planned_for_without_engine_or_weights() {
+    let machine = Machine::new();
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/kimi-k2.5-nvfp4");
+    let plan = |extra: &[&str]| {
+        let base = [
+            "plan",
+            model,
+            "--facts",
+            "builtin:8x-rtx-pro-6000-server-turin-direct",
+            "--kv-cache-dtype",
+            "bfloat16",
+        ];
+        machine.run(&[&base, extra].concat())
+    };
+    let auto = plan(&["--json"]).expect(0).json();
+    let context = auto["context_tokens"].as_u64().unwrap();
+    assert!((131_072..262_144).contains(&context), "{auto:#}");
+    assert_eq!(
+        auto["settings"].as_array().unwrap().iter().find(|s| s["name"] == "tensor_parallel_size").unwrap()["value"],
+        8
+    );
+    let bytes = |item: &str| {
+        let row = auto["memory"].as_array().unwrap().iter().find(|row| row["item"] == item).unwrap();
+        (
+            row["bytes"].as_u64().unwrap() as f64 / f64::from(1 << 30),
+            row["source"].as_str().unwrap().to_owned(),
+        )
+    };
+    assert!((bytes("weights").0 - 70.6).abs() < 0.2, "{auto:#}");
+    assert!(
+        bytes("weights").1.contains("computed from the architecture")
+            && bytes("KV cache").1.contains("= 70272 B a token")
+    );
+    let own = plan(&["--context", "262144"]).expect(78);
+    assert!(
+        own.stdout.contains("a 262,144-token context needs 17.2 GiB of KV cache per GPU"),
+        "{}",
+        own.stdout
+    );
+    assert!(own.stdout.contains("--context 19"), "what would fit is named: {}", own.stdout);
+    plan(&["--context", "131072"]).expect(0);
+    // Four of these cards do not hold the weights.
+    let four = machine.run(&["plan", model, "--facts", "builtin:4x-rtx-pro-6000-server-node"]).expect(78);
+    assert!(four.stdout.contains("fits       no"), "{}", four.stdout);
+    for (facts, code, words) in [
+        ("builtin:8x-h20", 64, "did you mean `builtin:8x-h200`?"),
+        ("./nowhere.json", 66, "there is no facts file"),
+    ] {
+        assert!(
+            machine.run(&["plan", model, "--facts", facts]).expect(code).stderr.contains(words),
+            "{facts}"
+        );
+    }
+    let broken = machine.write("facts.json", "{\"schema\": 1");
+    machine.run(&["plan", model, "--facts", broken.to_str().unwrap()]).expect(78);
+    // A plan may be made of what is not whole; a launch may not.
+    let engine = machine.fake_engine();
+    let up = machine.run(&["up", model, "--engine", engine.to_str().unwrap()]).expect(65);
+    assert!(up.stderr.contains("holds no weights"), "{up:?}");
+}
+
 #[test]
 fn a_model_that_is_not_here_is_left_to_the_engine_with_a_warning() {
     let machine = Machine::new();
