@@ -28,6 +28,13 @@ impl App {
     /// # Errors
     /// When there is no home to keep state in.
     pub fn new(ui: Ui, offline: bool) -> Result<Self, (Ui, Diagnostic)> {
+        let odd = std::env::vars_os().find(|(name, value)| {
+            name.to_str().is_some_and(|name| name.starts_with("KDEPLOY_")) && value.to_str().is_none()
+        });
+        if let Some((name, _)) = odd {
+            let summary = format!("{} is not UTF-8 text", name.to_string_lossy());
+            return Err((ui, Diagnostic::new(ErrorCode::SettingInvalid, summary)));
+        }
         let env: BTreeMap<String, String> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(|(_, value)| !value.is_empty())
@@ -138,6 +145,11 @@ pub(super) fn store_error(error: &StoreError) -> Diagnostic {
             Diagnostic::new(ErrorCode::StateUnreadable, format!("`{path}` was written by a newer kdeploy"))
                 .cause(format!("its format is {found}; this kdeploy reads up to {known}"))
                 .advice("use the newer kdeploy")
+        }
+        StoreError::NoHome { variable } => {
+            Diagnostic::new(ErrorCode::SettingInvalid, "there is no home directory to keep state in")
+                .cause_chain(error)
+                .advice(format!("set HOME, or {variable} to a directory"))
         }
         StoreError::Untrusted { path, reason } => {
             Diagnostic::new(ErrorCode::NoPermission, format!("`{path}` cannot be used"))

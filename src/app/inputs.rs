@@ -6,7 +6,7 @@ use super::context::{App, io_error, store_error};
 use super::explain_inputs::{config_error, engine_error, model_error, plan_error};
 use crate::cli::LaunchArgs;
 use crate::config::{
-    EMBEDDED_PROFILES, LaunchFlags, NamedProfile, Origin, Setting, Settings, env_vars, nearest,
+    EMBEDDED_PROFILES, LaunchFlags, MemoryItem, NamedProfile, Origin, Setting, Settings, env_vars, nearest,
     parse_profile, resolve,
 };
 use crate::facts::{
@@ -16,6 +16,7 @@ use crate::facts::{
 use crate::plan::{Plan, make_plan};
 use crate::probe::{self, EnginePlaces, ModelError, ModelPlaces, PortState};
 use crate::report::{Diagnostic, ErrorCode, Retry};
+use crate::units::Bytes;
 
 /// Largest profile that is read.
 const MAX_PROFILE_BYTES: u64 = 1 << 20;
@@ -38,6 +39,8 @@ pub(super) struct Elsewhere {
     pub facts: Option<String>,
     /// Version of the engine.
     pub engine_version: Option<String>,
+    /// Rows of the memory table that are taken as known.
+    pub assumed: Vec<(MemoryItem, Bytes)>,
     /// May the weights be missing? Then they are computed.
     pub weights_optional: bool,
 }
@@ -47,7 +50,8 @@ pub(super) struct Elsewhere {
 /// # Errors
 /// When a setting is wrong, or model or engine cannot be used.
 pub(super) async fn plan(app: &App, args: &LaunchArgs, elsewhere: Elsewhere) -> Result<Plan, Diagnostic> {
-    let settings = settings(app, args)?;
+    let mut settings = settings(app, args)?;
+    settings.assumed = elsewhere.assumed.iter().copied().collect();
     let env = app.env.clone();
     let (engines, models) = (app.dirs.engines(), app.dirs.models());
     let wanted = settings.clone();

@@ -36,6 +36,7 @@ impl From<&PlanArgs> for Elsewhere {
         Self {
             facts: args.facts.clone(),
             engine_version: args.engine_version.clone(),
+            assumed: args.assume.clone(),
             weights_optional: true,
         }
     }

@@ -16,7 +16,7 @@ use super::reap::reap_stale;
 use super::supervise::{Ended, Launch, StopRequest, supervise};
 use crate::cli::{LaunchArgs, SuperviseArgs, UpArgs};
 use crate::lifecycle::Outcome;
-use crate::plan::Plan;
+use crate::plan::{PLAN_FORMAT, Plan};
 use crate::report::schema::{Event, EventKind, ReadyBody, UpBody};
 use crate::report::{Diagnostic, ErrorCode, Exit, LaunchView, Retry, exit_when_ready, stop_line};
 use crate::store::{Lock, LockError, write_atomic};
@@ -31,7 +31,10 @@ const SUPERVISOR_LOG: &str = "supervisor.log";
 /// # Errors
 /// When the plan does not fit, the name is taken, or the launch fails.
 pub async fn up(app: &App, args: &UpArgs) -> Result<Exit, Diagnostic> {
-    let plan = prepare(app, &args.launch).await?;
+    let plan = match &args.plan {
+        Some(file) => made_elsewhere(app, file)?,
+        None => prepare(app, &args.launch).await?,
+    };
     if args.detach {
         let stop = stop_on_signals(false)?;
         let waited = detach(app, &plan, stop, args.wait_timeout, args.events).await?;
@@ -54,6 +57,50 @@ pub(super) async fn prepare(app: &App, args: &LaunchArgs) -> Result<Plan, Diagno
     step.done(&format!("{} with vLLM {}{context}", plan.model.served_name, plan.engine.version));
     for warning in &plan.warnings {
         app.ui.warn(&format!("{} [{}]", warning.text, warning.code));
+    }
+    app.deployment_dir(&plan.name)?;
+    Ok(plan)
+}
+
+/// A plan from a file: what `kdeploy plan --json` printed, or a plan that was kept.
+fn read_plan(file: &Utf8Path) -> Result<Plan, Diagnostic> {
+    let unreadable = |cause: String| {
+        Diagnostic::new(ErrorCode::SettingInvalid, format!("`{file}` cannot be used as a plan"))
+            .cause(cause)
+            .command("make one", "kdeploy plan MODEL --json > plan.json")
+    };
+    let bytes = crate::store::read_bounded(file, 16 << 20)
+        .map_err(|error| store_error(&error))?
+        .ok_or_else(|| Diagnostic::new(ErrorCode::NameNotFound, format!("`{file}` does not exist")))?;
+    let value: serde_json::Value =
+        serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
+    let value = value.get("launch").unwrap_or(&value);
+    let format = value.get("format").and_then(serde_json::Value::as_u64);
+    if format.is_some_and(|format| format > u64::from(PLAN_FORMAT)) {
+        return Err(unreadable(format!(
+            "it was made by a newer kdeploy (format {})",
+            format.unwrap_or_default()
+        )));
+    }
+    serde_path_to_error::deserialize(value).map_err(|error| unreadable(error.to_string()))
+}
+
+/// A plan made elsewhere, run word for word when its engine and model are here.
+fn made_elsewhere(app: &App, file: &Utf8Path) -> Result<Plan, Diagnostic> {
+    let plan = read_plan(file)?;
+    if !plan.fits {
+        return Err(inputs::does_not_fit(&plan));
+    }
+    let missing = |what: &str, path: &Utf8Path| {
+        Diagnostic::new(ErrorCode::NameNotFound, format!("the plan's {what} is not on this machine"))
+            .fact(what, path.to_string())
+            .advice("make the plan anew here")
+    };
+    if !plan.engine.executable.is_file() {
+        return Err(missing("engine", &plan.engine.executable));
+    }
+    if let Some(path) = plan.model.path.as_ref().filter(|path| !path.is_dir()) {
+        return Err(missing("model", path));
     }
     app.deployment_dir(&plan.name)?;
     Ok(plan)
@@ -311,13 +358,7 @@ fn report_detached(app: &App, plan: &Plan, waited: Waited) -> Exit {
 /// # Errors
 /// When the plan cannot be read or the name was taken meanwhile.
 pub async fn run_supervisor(app: &App, args: &SuperviseArgs) -> Result<Exit, Diagnostic> {
-    let bytes = crate::store::read_bounded(&args.plan, 16 << 20)
-        .map_err(|error| store_error(&error))?
-        .ok_or_else(|| Diagnostic::new(ErrorCode::NameNotFound, format!("`{}` does not exist", args.plan)))?;
-    let plan: Plan = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(&bytes))
-        .map_err(|error| {
-            Diagnostic::new(ErrorCode::SettingInvalid, "the plan cannot be read").cause(error.to_string())
-        })?;
+    let plan = read_plan(&args.plan)?;
     let result = foreground_quietly(app, plan.clone()).await;
     match result {
         Ok(ended) => Ok(match (ended.outcome, ended.diagnostic) {

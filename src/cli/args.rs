@@ -7,8 +7,8 @@ use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
-use crate::config::DeploymentName;
-use crate::units::parse_duration;
+use crate::config::{DeploymentName, MemoryItem, ParseMemoryItemError};
+use crate::units::{Bytes, ParseBytesError, parse_duration};
 
 /// Serve a large language model with vLLM, right the first time
 #[derive(Debug, Parser)]
@@ -157,6 +157,9 @@ pub struct UpArgs {
     /// What to serve.
     #[command(flatten)]
     pub launch: LaunchArgs,
+    /// Run a plan made elsewhere (`kdeploy plan --json`), word for word
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "profile", "context", "tp", "pp", "gpus", "engine", "port", "host", "kv_cache_dtype", "set", "vllm_flags"], help_heading = "Model")]
+    pub plan: Option<Utf8PathBuf>,
     /// Return when ready; the supervisor stays
     #[arg(long, short, help_heading = "Waiting")]
     pub detach: bool,
@@ -183,6 +186,9 @@ pub struct PlanArgs {
     /// Plan for this vLLM version instead of the one found
     #[arg(long, value_name = "VERSION", help_heading = "Engine")]
     pub engine_version: Option<String>,
+    /// Take a row of the memory table as known, such as `activations=2GiB`; may be repeated
+    #[arg(long, value_name = "ROW=SIZE", value_parser = parse_assumption, help_heading = "Hardware")]
+    pub assume: Vec<(MemoryItem, Bytes)>,
     /// Show every value with its origin
     #[arg(long, help_heading = "Output")]
     pub all: bool,
@@ -315,6 +321,12 @@ pub struct CompletionsArgs {
 pub struct SuperviseArgs {
     /// Plan to execute
     pub plan: Utf8PathBuf,
+}
+
+fn parse_assumption(text: &str) -> Result<(MemoryItem, Bytes), String> {
+    let (row, size) = text.split_once('=').ok_or("write it as ROW=SIZE, such as `activations=2GiB`")?;
+    let row = row.parse().map_err(|error: ParseMemoryItemError| error.to_string())?;
+    Ok((row, size.parse().map_err(|error: ParseBytesError| error.to_string())?))
 }
 
 fn parse_key_value(text: &str) -> Result<(String, String), String> {

@@ -10,12 +10,13 @@ use serde_json::Value;
 use super::context::ContextWanted;
 use super::error::ConfigError;
 use super::flags::{LaunchFlags, Typed, read_env, read_flags, read_passed_through};
+use super::memory_item::MemoryItem;
 use super::name::DeploymentName;
 use super::origin::{Origin, Setting};
 use super::profile::Profile;
 use super::requirement::VersionRequirement;
 use super::smoke_case::SmokeCase;
-use crate::units::Tokens;
+use crate::units::{Bytes, Tokens};
 
 /// Everything that was asked for, with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +67,8 @@ pub struct Settings {
     pub passed_names: Vec<String>,
     /// Expected time to ready.
     pub expected_load: Option<Setting<Duration>>,
+    /// Rows of the memory table that are taken as known.
+    pub assumed: BTreeMap<MemoryItem, Bytes>,
     /// What the reader should know.
     pub notes: Vec<String>,
 }
@@ -181,6 +184,7 @@ pub fn resolve(
         passed_flags: passed.rest,
         passed_names: passed.rest_names,
         expected_load: profile.expected_load,
+        assumed: BTreeMap::new(),
         notes,
         model,
     })

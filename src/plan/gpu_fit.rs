@@ -12,7 +12,7 @@ use super::make::warning;
 use super::model::{MemoryRow, PlanChange};
 use super::overheads::{Estimate, OverheadOptions, activations, cuda_graphs, non_torch};
 use super::weights::{Spread, computed_inventory, rank_weights};
-use crate::config::{ContextWanted, Origin, OriginKind, Setting, Settings};
+use crate::config::{ContextWanted, MemoryItem, Origin, OriginKind, Setting, Settings};
 use crate::facts::{Facts, Gpu, ModelConfig};
 use crate::units::{Bytes, Tokens};
 
@@ -113,7 +113,7 @@ pub(super) fn fit_gpu(
         return Ok(fit);
     };
     let overheads = overhead_options(facts, options, layout, budget, used)?;
-    let Some(ledger) = draw_up(facts, config, options, layout, overheads, budget)? else {
+    let Some(ledger) = draw_up(settings, facts, options, layout, overheads, budget)? else {
         let reason = "the sizes of its weights or activations are not known";
         leave_context_to_engine(&mut fit, settings, facts, target, reason);
         weigh_alone(&mut fit, facts, options, layout, budget)?;
@@ -190,21 +190,26 @@ fn overhead_options<'a>(
 }
 
 fn draw_up(
+    settings: &Settings,
     facts: &Facts,
-    config: &ModelConfig,
     options: &Options,
     layout: &Layout,
     overheads: OverheadOptions<'_>,
     budget: Budget,
 ) -> Result<Option<Ledger>, PlanError> {
+    let Some(config) = &facts.model.config else { return Ok(None) };
     let weights = rank_estimate(facts, layout.tensor_parallel, layout.pipeline_parallel, options)?;
     let (Some(weights), Ok(activations)) = (weights, activations(config, overheads)) else { return Ok(None) };
+    let given = |item: MemoryItem, planned: Estimate| match settings.assumed.get(&item) {
+        Some(bytes) => Estimate::known(*bytes, "assumed, as given".to_owned()),
+        None => planned,
+    };
     Ok(Some(Ledger {
         budget,
-        weights,
-        activations,
-        graphs: cuda_graphs(overheads),
-        outside: non_torch(overheads),
+        weights: given(MemoryItem::Weights, weights),
+        activations: given(MemoryItem::Activations, activations),
+        graphs: given(MemoryItem::Graphs, cuda_graphs(overheads)),
+        outside: given(MemoryItem::Outside, non_torch(overheads)),
     }))
 }
 

@@ -7,8 +7,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::files::read_small;
 use super::weights::{WeightFileError, read_weight_file};
 use crate::facts::{
-    MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, WeightInventory, parse_model_config,
-    parse_tokenizer_config, parse_weight_index,
+    MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, Quantization, WeightInventory,
+    parse_json_object, parse_model_config, parse_quantization, parse_tokenizer_config, parse_weight_index,
 };
 use crate::units::Bytes;
 
@@ -200,8 +200,11 @@ fn read_directory(
             .map(|(name, _)| format!("it holds `{name}`; convert it to a checkpoint of safetensors first"));
         return Err(ModelError::NoConfig { path, hint });
     };
-    let config = parse_model_config(&bytes, tokenizer.and_then(|tokenizer| tokenizer.max_len))
+    let mut config = parse_model_config(&bytes, tokenizer.and_then(|tokenizer| tokenizer.max_len))
         .map_err(|source| ModelError::Broken { path: config_path, source })?;
+    if config.quantization.is_none() {
+        config.quantization = read_quantization(&path)?;
+    }
     let mut notes = Vec::new();
     let (weights, inventory) = match weigh(&path, &files) {
         Ok((weights, names)) => (Some(weights), read_inventory(&path, &names, config.layers)?),
@@ -288,6 +291,14 @@ fn weigh(path: &Utf8Path, files: &[(String, Bytes)]) -> Result<(Bytes, Vec<Strin
     Err(ModelError::NoWeights { path: path.to_owned() })
 }
 
+/// vLLM reads `hf_quant_config.json` only where config.json says nothing (vllm-process.md 7.1).
+fn read_quantization(path: &Utf8Path) -> Result<Option<Quantization>, ModelError> {
+    let file = path.join("hf_quant_config.json");
+    let Some(bytes) = read_file(&file, MAX_CONFIG_BYTES)? else { return Ok(None) };
+    let object = parse_json_object(&bytes).map_err(|source| ModelError::Broken { path: file, source })?;
+    Ok(parse_quantization(&object, "hf_quant_config.json"))
+}
+
 /// What the tensors weigh, when all files are safetensors.
 fn read_inventory(
     path: &Utf8Path,
@@ -314,6 +325,7 @@ fn read_file(path: &Utf8Path, limit: u64) -> Result<Option<Vec<u8>>, ModelError>
 #[cfg(test)]
 mod tests {
     use super::{ModelError, ModelPlaces, WeightFileError, read_model};
+    use crate::facts::DeclaredKvCache;
     use crate::units::Bytes;
     use camino::{Utf8Path, Utf8PathBuf};
     use std::collections::BTreeMap;
@@ -398,6 +410,30 @@ mod tests {
         }
         assert!(matches!(machine.read("./nowhere", None), Err(ModelError::NoDirectory { .. })));
         assert!(matches!(machine.read("./here/config.json", None), Err(ModelError::NoConfig { .. })));
+    }
+
+    #[test]
+    fn the_quantization_file_counts_only_where_the_config_is_silent() {
+        let machine = Machine::new();
+        machine.model("m");
+        machine.write("m/hf_quant_config.json", br#"{"producer":{"name":"modelopt"},"quantization":{"quant_algo":"NVFP4","kv_cache_quant_algo":"FP8"}}"#);
+        let quantization =
+            machine.read("./m", None).expect("good").config.and_then(|config| config.quantization);
+        let quantization = quantization.expect("from the file");
+        assert_eq!(quantization.kv_cache, Some(DeclaredKvCache::Fp8));
+        assert_eq!(
+            quantization.kv_cache_source.as_deref(),
+            Some("hf_quant_config.json.quantization.kv_cache_quant_algo")
+        );
+        machine.write("m/config.json", br#"{"quantization_config":{"quant_method":"fp8"}}"#);
+        let quantization =
+            machine.read("./m", None).expect("good").config.and_then(|config| config.quantization);
+        assert_eq!(quantization.map(|q| (q.method, q.kv_cache)), Some(("fp8".to_owned(), None)));
+        machine.write("m/config.json", b"{}");
+        machine.write("m/hf_quant_config.json", b"[");
+        assert!(
+            matches!(machine.read("./m", None), Err(ModelError::Broken { path, .. }) if path.ends_with("hf_quant_config.json"))
+        );
     }
 
     #[test]

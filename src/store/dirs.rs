@@ -50,9 +50,8 @@ impl Dirs {
                 .or_else(|| list(systemd))
                 .or_else(|| get(xdg).map(|base| base.join("kdeploy")))
                 .or_else(|| home.as_ref().map(|home| home.join(default).join("kdeploy")))
-                .ok_or_else(|| StoreError::Untrusted {
-                    path: Utf8PathBuf::from(format!("~/{default}")),
-                    reason: format!("neither HOME nor {xdg} is set"),
+                .ok_or_else(|| StoreError::NoHome {
+                    variable: if own.is_empty() { xdg } else { own }.to_owned(),
                 })
         };
         let tmp = get("TMPDIR").unwrap_or_else(|| "/tmp".into());
@@ -60,7 +59,9 @@ impl Dirs {
         Ok(Self {
             state: pick("KDEPLOY_STATE_DIR", "STATE_DIRECTORY", "XDG_STATE_HOME", ".local/state")?,
             cache: pick("KDEPLOY_CACHE_DIR", "CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache")?,
-            config: pick("", "CONFIGURATION_DIRECTORY", "XDG_CONFIG_HOME", ".config")?,
+            // A service may have no home; then there are the system's profiles only.
+            config: pick("", "CONFIGURATION_DIRECTORY", "XDG_CONFIG_HOME", ".config")
+                .unwrap_or_else(|_| Utf8PathBuf::from("/etc/kdeploy")),
             runtime: list("RUNTIME_DIRECTORY")
                 .or_else(|| get("XDG_RUNTIME_DIR").map(|base| base.join("kdeploy")))
                 .unwrap_or_else(|| tmp.join(format!("kdeploy-{uid}"))),
@@ -174,7 +175,9 @@ mod tests {
             (dirs.config.as_str(), dirs.runtime.as_str()),
             ("/h/.config/kdeploy", "/run/user/7/kdeploy")
         );
-        assert!(Dirs::from_env(&env(&[]), 7).is_err());
+        assert!(matches!(Dirs::from_env(&env(&[]), 7), Err(crate::store::StoreError::NoHome { .. })));
+        let service = env(&[("STATE_DIRECTORY", "/var/lib/k"), ("CACHE_DIRECTORY", "/var/cache/k")]);
+        assert_eq!(Dirs::from_env(&service, 7).unwrap().config, "/etc/kdeploy");
     }
 
     #[test]

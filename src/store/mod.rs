@@ -41,6 +41,12 @@ pub enum StoreError {
         /// Newest format known here.
         known: u32,
     },
+    /// There is no home to keep things in.
+    #[error("neither HOME nor {variable} is set")]
+    NoHome {
+        /// The variable that would do.
+        variable: String,
+    },
     /// A directory that must be ours alone is not.
     #[error("`{path}` cannot be used: {reason}")]
     Untrusted {

@@ -1,6 +1,7 @@
 //! What a user sees without a running engine: plans, settings, errors, JSON.
 
 use super::support::{Machine, free_port};
+use std::process::Command;
 
 #[test]
 fn a_plan_explains_every_value_and_touches_nothing() {
@@ -107,10 +108,49 @@ fn a_machine_elsewhere_is_planned_for_without_engine_or_weights() {
     }
     let broken = machine.write("facts.json", "{\"schema\": 1");
     machine.run(&["plan", model, "--facts", broken.to_str().unwrap()]).expect(78);
+    let known =
+        plan(&["--assume", "activations=1GiB", "--assume", "graphs=0.5GiB", "--json"]).expect(0).json();
+    assert!(known["context_tokens"].as_u64().unwrap() > context, "{known:#}");
+    assert!(known["memory"].to_string().contains("assumed, as given"), "{known:#}");
+    plan(&["--assume", "luck=1GiB"]).expect(64);
     // A plan may be made of what is not whole; a launch may not.
     let engine = machine.fake_engine();
     let up = machine.run(&["up", model, "--engine", engine.to_str().unwrap()]).expect(65);
     assert!(up.stderr.contains("holds no weights"), "{up:?}");
+}
+
+#[test]
+fn a_plan_that_was_kept_is_run_word_for_word() {
+    let machine = Machine::new();
+    let (engine, model) = (machine.fake_engine(), machine.model());
+    let port = free_port();
+    let made = [
+        "plan",
+        model.to_str().unwrap(),
+        "--engine",
+        engine.to_str().unwrap(),
+        "--port",
+        &port,
+        "--context",
+        "2K",
+    ];
+    let said = machine.run(&[&made[..], &["--name", "kept", "--json"]].concat()).expect(0);
+    let file = machine.write("plan.json", &said.stdout);
+    let file = file.to_str().unwrap();
+    machine.run(&["up", "-d", "--plan", file]).expect(0);
+    let record = machine.record("kept");
+    assert_eq!(record["plan"], said.json()["launch"], "word for word");
+    machine.run(&["down", "kept"]).expect(0);
+    machine.run(&["up", "--plan", file, "--context", "4K"]).expect(64);
+    machine.run(&["up", "--plan", "./nowhere"]).expect(66);
+    let torn = machine.write("torn.json", "{\"launch\": {\"format\": 1}}");
+    assert!(
+        machine.run(&["up", "--plan", torn.to_str().unwrap()]).expect(78).stderr.contains("missing field")
+    );
+    let newer = machine.write("newer.json", "{\"format\": 99}");
+    assert!(
+        machine.run(&["up", "--plan", newer.to_str().unwrap()]).expect(78).stderr.contains("newer kdeploy")
+    );
 }
 
 #[test]
@@ -250,13 +290,36 @@ fn secrets_stay_out_of_command_lines_files_and_words() {
     }
     machine.run(&["down", "t"]).expect(0);
     for directory in ["state", "cache"] {
-        let found = std::process::Command::new("grep")
-            .args(["-rl", secret])
-            .arg(machine.path(directory))
-            .output()
-            .unwrap();
+        let found = Command::new("grep").args(["-rl", secret]).arg(machine.path(directory)).output().unwrap();
         assert!(found.stdout.is_empty(), "in {}", String::from_utf8_lossy(&found.stdout));
     }
+}
+
+#[test]
+fn odd_surroundings_are_named() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let machine = Machine::new();
+    let run = |change: &dyn for<'a> Fn(&'a mut Command) -> &'a mut Command| {
+        let mut command = machine.command(&["status"]);
+        change(&mut command);
+        machine.finish(command.spawn().unwrap())
+    };
+    let bytes = std::ffi::OsStr::from_bytes(b"\xff\xfe");
+    assert!(run(&|c| c.env("KDEPLOY_NAME", bytes)).expect(78).stderr.contains("KDEPLOY_NAME is not UTF-8"));
+    run(&|c| c.arg(bytes)).expect(64);
+    let homeless = run(&|c| c.env_remove("HOME").env_remove("KDEPLOY_STATE_DIR")).expect(78);
+    assert!(homeless.stderr.contains("set HOME, or KDEPLOY_STATE_DIR"), "{homeless:?}");
+    run(&|c| c.env_remove("HOME")).expect(3); // a service has its directories and no home
+    machine.write("state/torn/launch.json", "{\"form");
+    assert!(machine.run(&["status"]).expect(74).stderr.contains("launch.json.corrupt"));
+    machine.run(&["status"]).expect(3);
+    let file = machine.write("file", "");
+    run(&|c| c.env("KDEPLOY_STATE_DIR", &file)).expect(73);
+    // A reader that goes away ends it quietly.
+    let mut child = machine.spawn(&["status"]);
+    drop(child.stdout.take());
+    let said = machine.finish(child);
+    assert!(said.code == 3 && said.stderr.is_empty(), "{said:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-use crate::plan::{MemoryRow, Plan, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting};
+use crate::plan::{MemoryRow, Plan, PlanChange, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting};
 use crate::report::Document;
 use crate::units::{Bytes, Tokens};
 
@@ -57,9 +57,13 @@ pub struct PlanBody {
     pub env: BTreeMap<String, String>,
     /// What the reader should know.
     pub warnings: Vec<PlanWarning>,
+    /// Changes that would let more fit, best first.
+    pub changes: Vec<PlanChange>,
     /// Expected time to ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_ms: Option<u64>,
+    /// All of it in the form that `up --plan` takes.
+    pub launch: Plan,
 }
 
 impl From<&Plan> for PlanBody {
@@ -83,7 +87,9 @@ impl From<&Plan> for PlanBody {
             argv: plan.argv.clone(),
             env: plan.env.clone(),
             warnings: plan.warnings.clone(),
+            changes: plan.changes.clone(),
             eta_ms: plan.eta_ms,
+            launch: plan.clone(),
         }
     }
 }
