@@ -24,3 +24,6 @@ pub use model::{
     Endpoint, EngineDevice, MemoryRow, PLAN_FORMAT, Plan, PlanChange, PlanWarning, PlannedEngine,
     PlannedModel, PlannedSetting, Timeouts, WarmupPlan,
 };
+
+#[cfg(test)]
+mod recorded;
