@@ -4,6 +4,7 @@
 use camino::Utf8Path;
 use std::process::ExitStatus;
 
+use crate::facts::EngineFigures;
 use crate::lifecycle::{Failure, FailureScan};
 use crate::plan::Plan;
 use crate::report::{Diagnostic, ErrorCode, Retry};
@@ -16,13 +17,15 @@ const TAIL_SHOWN: usize = 6;
 pub(super) fn explain(
     failure: Failure,
     known: Option<Diagnostic>,
-    scan: Option<&FailureScan>,
+    heard: Option<(&FailureScan, &EngineFigures)>,
     log: Option<&Utf8Path>,
     status: Option<ExitStatus>,
     plan: &Plan,
 ) -> Diagnostic {
     let name = &plan.name;
-    let mut diagnostic = known.unwrap_or_else(|| describe(failure, plan));
+    let (scan, figures) = heard.unzip();
+    let mut diagnostic =
+        known.or_else(|| refused_context(failure, figures?, plan)).unwrap_or_else(|| describe(failure, plan));
     if let Some(status) = status {
         let meaning = match failure {
             Failure::DiedServing if status.success() => " (vLLM exits 0 after its engine died)",
@@ -37,6 +40,30 @@ pub(super) fn explain(
         diagnostic = diagnostic.command("read the engine's own words", format!("kdeploy logs {name} -n 100"));
     }
     diagnostic
+}
+
+/// The engine had less memory for the KV cache than the context needs, and said so.
+fn refused_context(failure: Failure, figures: &EngineFigures, plan: &Plan) -> Option<Diagnostic> {
+    let Failure::ExitedDuringStart { .. } = failure else { return None };
+    let refused = figures.refused_context?;
+    let needs =
+        figures.refused_needs.map(|needs| format!("it needs {needs} of KV cache")).unwrap_or_default();
+    let has = figures.available.map(|available| format!("the engine has {available}")).unwrap_or_default();
+    let diagnostic = Diagnostic::new(
+        ErrorCode::KvCacheTooSmall,
+        format!("the {refused}-token context does not fit after all"),
+    )
+    .cause([needs, has].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(" and "));
+    Some(match figures.named_context {
+        Some(named) => diagnostic
+            .command(
+                format!("the engine says that {named} tokens would fit"),
+                format!("kdeploy up {} --context {}", plan.model.id, named.as_u64()),
+            )
+            .command("or let kdeploy choose", format!("kdeploy up {} --context auto", plan.model.id)),
+        None => diagnostic
+            .advice("not even a short context fits: give the engine more memory, or use a smaller model"),
+    })
 }
 
 fn describe(failure: Failure, plan: &Plan) -> Diagnostic {

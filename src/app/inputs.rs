@@ -10,12 +10,13 @@ use crate::config::{
     parse_profile, resolve,
 };
 use crate::facts::{
-    BUILTIN_HARDWARE, EngineFacts, EngineVersion, Facts, GpuFacts, HostFacts, ModelFacts, ParseVersionError,
-    parse_hardware,
+    BUILTIN_HARDWARE, EngineFacts, EngineVersion, Facts, GpuFacts, HostFacts, LearnedBook, ModelFacts,
+    ParseVersionError, parse_hardware,
 };
 use crate::plan::{Plan, make_plan};
 use crate::probe::{self, EnginePlaces, ModelError, ModelPlaces, PortState};
 use crate::report::{Diagnostic, ErrorCode, Retry};
+use crate::store::read_learned;
 use crate::units::Bytes;
 
 /// Largest profile that is read.
@@ -57,12 +58,13 @@ pub(super) async fn plan(app: &App, args: &LaunchArgs, elsewhere: Elsewhere) -> 
     let wanted = settings.clone();
     let online = !app.offline && env.get("HF_HUB_OFFLINE").is_none_or(|value| value == "0");
     // Files, NVML and /proc block.
-    let facts =
+    let mut facts =
         tokio::task::spawn_blocking(move || gather(&wanted, &env, (&engines, &models), online, &elsewhere))
             .await
             .map_err(|error| {
                 Diagnostic::new(ErrorCode::Bug, "reading the facts broke off").cause_chain(&error)
             })??;
+    facts.learned = read_learned(&app.dirs.state).map_err(|error| store_error(&error))?;
     make_plan(&settings, &facts, &app.dirs.cache).map_err(|error| plan_error(&error, &facts))
 }
 
@@ -181,7 +183,8 @@ fn gather(
     let version = elsewhere.engine_version.as_deref().map(parse_version).transpose()?;
     if let Some(facts) = &elsewhere.facts {
         let gpus = other_hardware(facts)?;
-        return Ok(Facts { host: HostFacts::default(), gpus, model, engine: assumed_engine(version) });
+        let engine = assumed_engine(version);
+        return Ok(Facts { host: HostFacts::default(), gpus, model, engine, learned: LearnedBook::new() });
     }
     let given = settings.engine.as_ref().map(|engine| (engine.origin.place(), engine.value.as_str()));
     let mut engine =
@@ -192,7 +195,7 @@ fn gather(
         engine.version = version;
     }
     let gpus = probe::read_gpus(env.get(env_vars::NVML_LIBRARY).map(String::as_str));
-    Ok(Facts { host: probe::read_host(), gpus, model, engine })
+    Ok(Facts { host: probe::read_host(), gpus, model, engine, learned: LearnedBook::new() })
 }
 
 fn parse_version(text: &str) -> Result<EngineVersion, Diagnostic> {

@@ -1,6 +1,6 @@
 //! Everything the planner looks at, together.
 
-use super::{EngineFacts, GpuFacts, HostFacts, ModelFacts};
+use super::{EngineFacts, GpuFacts, HostFacts, LearnedBook, ModelFacts};
 
 /// All facts of one machine, model and engine.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,4 +13,6 @@ pub struct Facts {
     pub model: ModelFacts,
     /// What will serve it.
     pub engine: EngineFacts,
+    /// What earlier starts taught.
+    pub learned: LearnedBook,
 }

@@ -4,6 +4,7 @@ mod architecture;
 mod attention;
 mod checkpoint;
 mod engine;
+mod engine_figures;
 mod gathered;
 mod gpu;
 mod hardware;
@@ -24,6 +25,7 @@ pub use checkpoint::{
 pub use engine::{
     Distribution, EngineFacts, Shebang, choose_distribution, parse_dist_info_name, parse_shebang,
 };
+pub use engine_figures::{EngineFigures, Learned, LearnedBook};
 pub use gathered::Facts;
 pub use gpu::{ComputeCapability, Gpu, GpuFacts, ParseCapabilityError, UnreadableGpu};
 pub use hardware::{BUILTIN_HARDWARE, HardwareFileError, parse_hardware};

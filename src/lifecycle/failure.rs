@@ -84,6 +84,12 @@ impl FailureScan {
             self.tail.pop_front();
         }
         self.tail.push_back((number, excerpt(line)));
+        // pydantic says what is wrong on the line after.
+        if let Some(first) = self.first.as_mut().filter(|first| first.line + 1 == number)
+            && first.text.contains("validation error")
+        {
+            first.text = excerpt(&format!("{}: {message}", first.text));
+        }
         if self.first.is_some() || !is_error(parsed.level, message) {
             return;
         }
@@ -157,6 +163,13 @@ mod tests {
         let first = scan.first_error().expect("an error");
         assert_eq!(first.text, "RuntimeError: expected scalar type BFloat16 but found Float8_e4m3fn");
         assert_eq!(first.role.as_deref(), Some("Worker"));
+    }
+
+    #[test]
+    fn the_line_after_a_validation_error_says_what_is_wrong() {
+        let scan = scan(include_bytes!("../../tests/golden/fail-nvfp4-key-missing-vllm-0.32-cpu.log"));
+        let first = scan.first_error().expect("an error");
+        assert!(first.text.contains("NVFP4 quantization requires the following fields"), "{first:?}");
     }
 
     #[test]

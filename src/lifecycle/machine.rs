@@ -158,13 +158,20 @@ pub struct State {
     pub attempt: u32,
     /// A stop was asked for: no further attempt begins.
     pub stop_asked: bool,
+    /// The plan was changed after the failure of this start: it is tried again.
+    pub revised: bool,
 }
 
 impl State {
     /// Before the first attempt.
     #[must_use]
     pub const fn new() -> Self {
-        Self { phase: Phase::Waiting { until: Duration::ZERO }, attempt: 0, stop_asked: false }
+        Self {
+            phase: Phase::Waiting { until: Duration::ZERO },
+            attempt: 0,
+            stop_asked: false,
+            revised: false,
+        }
     }
 }
 
@@ -203,6 +210,8 @@ pub enum Event {
     StopAsked,
     /// A stop was asked for again: skip the waiting, not the cleaning.
     StopUrged,
+    /// The plan was changed so that the next start can succeed.
+    Revised,
     /// Cleaning is done.
     Cleaned {
         /// Something could not be ended or removed.
@@ -406,17 +415,27 @@ fn stopping(next: &mut State, now: Duration, event: Event, limits: &Limits, acti
                 None => Outcome::Stopped { was_ready },
             };
             let retry = failure.filter(|f| {
-                f.after_ready() && !left && !next.stop_asked && next.attempt < limits.max_attempts
+                (f.after_ready() || next.revised)
+                    && !left
+                    && !next.stop_asked
+                    && next.attempt < limits.max_attempts
             });
             if let Some(failure) = retry {
                 actions.push(Action::AnnounceRetry(failure));
-                let pause = BACKOFF * 2_u32.saturating_pow(next.attempt.saturating_sub(1).min(6));
+                // A changed plan need not wait for anything to get better.
+                let pause = if next.revised {
+                    Duration::ZERO
+                } else {
+                    BACKOFF * 2_u32.saturating_pow(next.attempt.saturating_sub(1).min(6))
+                };
+                next.revised = false;
                 next.phase = Phase::Waiting { until: now + pause };
             } else {
                 actions.push(Action::End(outcome));
                 next.phase = Phase::Ended(outcome);
             }
         }
+        (_, Event::Revised) => next.revised = true,
         (StopStep::Cleaning, _) => {}
         (_, Event::TreeEmpty) => begin_cleaning(next, failure, was_ready, now, actions),
         (StopStep::Asked, Event::Tick) if now >= deadline => {

@@ -5,12 +5,14 @@
 //! and are executed by `app`.
 
 mod failure;
+mod figures;
 mod line;
 mod log_filter;
 mod machine;
 mod stage;
 
 pub use failure::{FailureScan, FirstError};
+pub use figures::read_figures;
 pub use line::{LineSplitter, LogLine, MAX_LINE};
 pub use log_filter::{LogFilter, LogLevel, ParseLevelError};
 pub use machine::{Action, Event, Failure, Limits, Outcome, Phase, State, StopStep, step};

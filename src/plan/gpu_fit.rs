@@ -13,7 +13,7 @@ use super::model::{MemoryRow, PlanChange};
 use super::overheads::{Estimate, OverheadOptions, activations, cuda_graphs, non_torch};
 use super::weights::{Spread, computed_inventory, rank_weights};
 use crate::config::{ContextWanted, MemoryItem, Origin, OriginKind, Setting, Settings};
-use crate::facts::{Facts, Gpu, ModelConfig};
+use crate::facts::{Facts, Gpu, Learned, ModelConfig};
 use crate::units::{Bytes, Tokens};
 
 /// A context that was chosen is rounded down to a multiple of this.
@@ -86,6 +86,7 @@ pub(super) fn fit_gpu(
     facts: &Facts,
     options: &Options,
     layout: &Layout,
+    learned: Option<&Learned>,
 ) -> Result<Fit, PlanError> {
     let target = target(settings, facts)?;
     let gpus = chosen_gpus(settings, facts)?;
@@ -113,7 +114,8 @@ pub(super) fn fit_gpu(
         return Ok(fit);
     };
     let overheads = overhead_options(facts, options, layout, budget, used)?;
-    let Some(ledger) = draw_up(settings, facts, options, layout, overheads, budget)? else {
+    let ledger = draw_up(settings, facts, options, layout, overheads, budget)?;
+    let Some(ledger) = ledger.map(|ledger| with_learned(ledger, learned)) else {
         let reason = "the sizes of its weights or activations are not known";
         leave_context_to_engine(&mut fit, settings, facts, target, reason);
         weigh_alone(&mut fit, facts, options, layout, budget)?;
@@ -211,6 +213,22 @@ fn draw_up(
         graphs: given(MemoryItem::Graphs, cuda_graphs(overheads)),
         outside: given(MemoryItem::Outside, non_torch(overheads)),
     }))
+}
+
+/// Measured rows win over estimated ones.
+fn with_learned(mut ledger: Ledger, learned: Option<&Learned>) -> Ledger {
+    let Some(learned) = learned else { return ledger };
+    let source = format!("learned from the start of {}", learned.at);
+    if let Some(weights) = learned.weights {
+        ledger.weights = Estimate::known(weights, source.clone());
+    }
+    if let Some(beside) = learned.beside {
+        ledger.activations =
+            Estimate::known(beside, format!("{source}, with graphs and memory outside PyTorch"));
+        ledger.graphs = Estimate::known(Bytes::ZERO, "in the row above".to_owned());
+        ledger.outside = Estimate::known(Bytes::ZERO, "in the row above".to_owned());
+    }
+    ledger
 }
 
 fn kv_options<'a>(

@@ -53,9 +53,11 @@ pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result
     let mut options = Options::from_settings(&settings.vllm);
     let device = if facts.engine.is_cpu_build { EngineDevice::Cpu } else { EngineDevice::Cuda };
     let layout = Layout::choose(settings, facts, &options)?;
+    let learning_key = learning_key(settings, facts, &layout);
+    let learned = facts.learned.get(&learning_key);
     let fit = match device {
         EngineDevice::Cpu => fit_cpu(settings, facts, &options, &layout)?,
-        EngineDevice::Cuda => fit_gpu(settings, facts, &options, &layout)?,
+        EngineDevice::Cuda => fit_gpu(settings, facts, &options, &layout, learned)?,
     };
     warnings.extend(fit.warnings.iter().cloned());
     warnings.extend(settings.notes.iter().map(|note| warning("profile-part-unused", note)));
@@ -127,10 +129,33 @@ pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result
         smoke: settings.smoke.clone().unwrap_or_else(|| default_smoke(endpoint)),
         timeouts: timeouts(settings),
         max_attempts: settings.max_attempts.value.max(1),
-        eta_ms: settings.expected_load.as_ref().map(|load| whole_ms(load.value)),
+        eta_ms: learned
+            .map(|learned| learned.ready_ms)
+            .or_else(|| settings.expected_load.as_ref().map(|load| whole_ms(load.value))),
+        context_min: settings.context_min.as_ref().map(|min| min.value),
+        revised: None,
+        learning_key,
         warnings,
         changes: fit.changes,
     })
+}
+
+/// What a start's figures depend on: model, engine, hardware, ranks, and every option but the context.
+fn learning_key(settings: &Settings, facts: &Facts, layout: &Layout) -> String {
+    let model = facts.model.path.as_ref().map_or_else(|| settings.model.value.clone(), ToString::to_string);
+    let revision = facts.model.revision.as_deref().unwrap_or_default();
+    let gpu = facts.gpus.gpus.first().and_then(|gpu| gpu.name.as_deref()).unwrap_or("CPU");
+    let options: Vec<String> =
+        settings.vllm.iter().map(|(name, setting)| format!("{name}={}", setting.value)).collect();
+    [
+        model,
+        revision.to_owned(),
+        format!("vLLM {}", facts.engine.version),
+        format!("{} x {gpu}", layout.ranks()),
+        options.join(" "),
+        settings.passed_flags.join(" "),
+    ]
+    .join("|")
 }
 
 fn check_engine(settings: &Settings, engine: &EngineFacts) -> Result<(), PlanError> {
@@ -321,4 +346,4 @@ pub(super) fn warning(code: &str, text: &str) -> PlanWarning {
 }
 
 #[cfg(test)]
-mod tests;
+pub(in crate::plan) mod tests;

@@ -14,6 +14,7 @@ mod kv;
 mod make;
 mod model;
 mod overheads;
+mod revise;
 mod weights;
 
 pub use defaults::{default_smoke, default_warmup};
@@ -24,6 +25,7 @@ pub use model::{
     Endpoint, EngineDevice, MemoryRow, PLAN_FORMAT, Plan, PlanChange, PlanWarning, PlannedEngine,
     PlannedModel, PlannedSetting, Timeouts, WarmupPlan,
 };
+pub use revise::{beside, contradictions, differences, revise_context};
 
 #[cfg(test)]
 mod recorded;

@@ -65,6 +65,15 @@ pub struct Plan {
     /// Changes that would let more fit, best first.
     #[serde(default)]
     pub changes: Vec<PlanChange>,
+    /// A context shorter than this is never used.
+    #[serde(default)]
+    pub context_min: Option<Tokens>,
+    /// What was changed after a failure, and why.
+    #[serde(default)]
+    pub revised: Option<String>,
+    /// Under this key is kept what a start teaches.
+    #[serde(default)]
+    pub learning_key: String,
 }
 
 /// What is served.

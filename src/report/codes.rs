@@ -57,6 +57,7 @@ error_codes! {
     EngineVersionRefused = "engine-version-refused", Config, "The profile asks for another vLLM version than the one found.";
     Interrupted = "interrupted", Interrupted, "Stopped on request before the work was done.";
     Io = "io", Io, "A read or write failed.";
+    KvCacheTooSmall = "kv-cache-too-small", Config, "The engine has less memory for the KV cache than the context window needs.";
     ModelConversionFailed = "model-conversion-failed", Unavailable, "The quickstart model could not be fetched or converted.";
     ModelDataBroken = "model-data-broken", DataBroken, "The model's own files are missing parts or cannot be read.";
     ModelNotFound = "model-not-found", NoInput, "There is no such model directory, or it is not in the local model cache.";
@@ -64,6 +65,7 @@ error_codes! {
     NetworkUnreachable = "network-unreachable", Unavailable, "A package registry could not be reached.";
     NoPermission = "no-permission", NoPermission, "The operating system denied access.";
     OsRefused = "os-refused", OsRefused, "The operating system refused to start or watch a process.";
+    PlanContradicted = "plan-contradicted", LaunchFailed, "The engine uses another context, KV cache type or number of ranks than planned.";
     PortBusy = "port-busy", TryAgain, "Another program holds the port.";
     ProfileInvalid = "profile-invalid", Config, "A profile or settings file has a mistake.";
     ProfileNotFound = "profile-not-found", NoInput, "There is no profile of this name and no such file.";

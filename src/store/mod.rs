@@ -6,6 +6,7 @@
 mod atomic;
 mod attempts;
 mod dirs;
+mod learned;
 mod lock;
 mod logfile;
 mod record;
@@ -13,6 +14,7 @@ mod record;
 pub use atomic::{read_bounded, write_atomic};
 pub use attempts::AttemptDir;
 pub use dirs::{Dirs, create_private_dir};
+pub use learned::{add_learned, read_learned};
 pub use lock::{Lock, LockError};
 pub use logfile::{LogSink, tail_lines};
 pub use record::{ColdFigures, LaunchRecord, LaunchState, RECORD_FORMAT};

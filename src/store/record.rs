@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use super::atomic::{read_bounded, write_atomic};
 use crate::config::DeploymentName;
-use crate::facts::{ProcId, RuntimeDir, ShmObject, StopReport};
+use crate::facts::{EngineFigures, ProcId, RuntimeDir, ShmObject, StopReport};
 use crate::measure::RequestRecord;
 use crate::plan::Plan;
 
@@ -97,6 +97,9 @@ pub struct LaunchRecord {
     /// Smoke result: passed and asked.
     #[serde(default)]
     pub smoke: Option<(u32, u32)>,
+    /// What the engine said of itself.
+    #[serde(default)]
+    pub figures: EngineFigures,
     /// How it ended.
     #[serde(default)]
     pub stop: Option<StopReport>,

@@ -30,7 +30,11 @@ fn a_start_that_fails_shows_its_first_error_and_not_a_cascade() {
         let (machine, said) = up_with("exit-during-load", detach);
         let said = said.expect(81);
         assert!(said.stderr.contains("error[unknown-failure]"), "{said:?}");
-        assert!(said.stderr.contains("To serve at least one request"), "the root line: {said:?}");
+        let words = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            words.contains("NVFP4 quantization requires the following fields"),
+            "the root line: {said:?}"
+        );
         assert!(!said.stderr.contains("Engine core initialization failed"), "a cascade: {said:?}");
         assert!(said.stderr.contains("exit code 1") && said.stderr.contains("kdeploy logs t"), "{said:?}");
         assert_nothing_left(&machine);
@@ -127,4 +131,89 @@ fn reasoning_is_kept_apart_from_the_answer() {
     let bench = machine.run(&["bench", "t", "--requests", "1", "--json"]).expect(0).json();
     assert!(bench["runs"][1]["metrics"]["phases"]["thinking"]["ms"].as_f64().is_some(), "{bench:#}");
     machine.run(&["down", "t"]).expect(0);
+}
+
+#[test]
+fn a_context_that_kdeploy_chose_is_lowered_to_what_the_engine_names() {
+    for detach in [&["-d"][..], &["-d", "--events"]] {
+        let machine = Machine::new().with("FAKE_VLLM_FITS", "5000");
+        let (engine, model) = (machine.fake_engine(), machine.model());
+        let port = free_port();
+        let base = [
+            "up",
+            model.to_str().unwrap(),
+            "--name",
+            "t",
+            "--engine",
+            engine.to_str().unwrap(),
+            "--port",
+            &port,
+        ];
+        let said = machine.run(&[&base, detach].concat()).expect(0);
+        let words = said.stdout.clone() + &said.stderr;
+        assert!(words.contains("the engine named 5,000 tokens"), "{said:?}");
+        let record = machine.record("t");
+        assert_eq!(record["plan"]["context"], 4096, "rounded down: {record:#}");
+        assert_eq!(record["attempt"], 2);
+        assert!(
+            machine.path("state/t/attempts/1/outcome.json").exists()
+                || machine.path("state/t/attempts/1/events.jsonl").exists()
+        );
+        machine.run(&["down", "t"]).expect(0);
+    }
+}
+
+#[test]
+fn a_context_that_was_asked_for_is_never_lowered() {
+    for (extra, asked) in [(&["--context", "8192"][..], "8,192"), (&["-p", "min.toml"], "8,192")] {
+        let machine = Machine::new().with("FAKE_VLLM_FITS", "5000");
+        machine.write("min.toml", "schema = 1\n[context]\nmin = 6000\n");
+        let (engine, model) = (machine.fake_engine(), machine.model());
+        let port = free_port();
+        let base = [
+            "up",
+            "-d",
+            model.to_str().unwrap(),
+            "--name",
+            "t",
+            "--engine",
+            engine.to_str().unwrap(),
+            "--port",
+            &port,
+        ];
+        let said = machine.run(&[&base, extra].concat()).expect(78);
+        assert!(said.stderr.contains("error[kv-cache-too-small]"), "{said:?}");
+        assert!(
+            said.stderr.contains(&format!("the {asked}-token context does not fit after all")),
+            "{said:?}"
+        );
+        assert!(said.stderr.contains("--context 5000"), "{said:?}");
+        assert!(!machine.path("state/t/attempts/2").exists(), "no second load");
+        assert_nothing_left(&machine);
+    }
+}
+
+#[test]
+fn an_engine_that_does_other_than_planned_is_not_ready() {
+    let (machine, said) = up_with("other-context", &["-d"]);
+    let said = said.expect(80);
+    assert!(said.stderr.contains("error[plan-contradicted]"), "{said:?}");
+    let words = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(words.contains("a context of 8,192 tokens was planned, the engine uses 1,234"), "{said:?}");
+    assert_nothing_left(&machine);
+}
+
+#[test]
+fn a_start_teaches_the_next_plan() {
+    let (machine, said) = up_with("", &["-d", "--json"]);
+    let ready_ms = said.expect(0).json()["ready"]["ready_ms"].as_u64().unwrap();
+    let figures = machine.record("t")["figures"].clone();
+    assert_eq!((&figures["tokens"], &figures["context"]), (&46_592.into(), &8192.into()), "{figures:#}");
+    machine.run(&["down", "t"]).expect(0);
+    let (engine, model) = (machine.path("venv"), machine.path("models/tiny"));
+    let plan = ["plan", model.to_str().unwrap(), "--engine", engine.to_str().unwrap(), "--json"];
+    let learned = machine.run(&plan).expect(0).json();
+    assert_eq!(learned["eta_ms"], ready_ms, "{learned:#}");
+    let other = machine.run(&[&plan[..], &["--set", "max_num_seqs=3"]].concat()).expect(0).json();
+    assert!(other["eta_ms"].is_null(), "other options were not measured: {other:#}");
 }

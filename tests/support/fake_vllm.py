@@ -7,7 +7,8 @@ shared memory under the same names, leaves the same files behind, binds its port
 late, swallows SIGTERM while it loads, and speaks the same HTTP. Nothing in kdeploy knows of it.
 
 FAKE_VLLM_FAULT   one of: exit-during-load, hang-at-weights, die-on-first-request, die-after-ready,
-                  wrong-answer, empty-answer, truncated, reasoning, ignore-term
+                  wrong-answer, empty-answer, truncated, reasoning, ignore-term, other-context
+FAKE_VLLM_FITS    longest context that is not refused
 FAKE_VLLM_STEP_MS pause at each of the stages of a start (default 20)
 FAKE_VLLM_TOKEN_MS pause before each token (default 1)
 """
@@ -130,12 +131,17 @@ class Engine:
         self.core = None
         self.worker_pid = 0
 
-    def kv_tokens(self):
+    def per_token(self):
         config = json.loads((pathlib.Path(self.options.model) / "config.json").read_text())
         head = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
-        per_token = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head * 2
+        return config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head * 2
+
+    def space_for(self, tokens):
+        return self.per_token() * tokens
+
+    def kv_tokens(self):
         space = int(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) << 30
-        return space // per_token // 128 * 128
+        return space // self.per_token() // 128 * 128
 
 
 def say(line, stream=None):
@@ -151,6 +157,8 @@ def recorded(name):
 def adapt(line, engine):
     options = engine.options
     context = str(options.get("max-model-len", "4096"))
+    if FAULT == "other-context" and "Using max model len" in line:
+        context = "1234"
     core = engine.core.pid if engine.core else 0
     line = line.replace("/models/tiny-qwen3", options.model).replace("Qwen3ForCausalLM", "LlamaForCausalLM")
     line = re.sub(r"pid=7852\b", f"pid={os.getpid()}", line)
@@ -189,6 +197,10 @@ def start(engine, tracker_fd):
                 time.sleep(60)
         if "Explicitly set" in line and FAULT == "exit-during-load":
             return fail_to_start(engine)
+        fits = int(os.environ.get("FAKE_VLLM_FITS", "0"))
+        asked = int(engine.options.get("max-model-len", 4096))
+        if "Explicitly set" in line and fits and asked > fits:
+            return refuse_context(engine, asked, fits)
         if re.search(r"Resolved arch|Initializing a V1|rank 0 in world|Loading weights took|Warming up done|init engine", line):
             time.sleep(STEP)
         if engine.core and engine.core.poll() is not None:
@@ -198,11 +210,28 @@ def start(engine, tracker_fd):
 
 
 def fail_to_start(engine):
+    print_failure("fail-nvfp4-key-missing-vllm-0.32-cpu.log")
+    stop_core(engine)
+    return 1
+
+
+def refuse_context(engine, asked, fits):
+    """What a real engine says when one request of full length does not fit."""
+    needs = engine.space_for(asked) / (1 << 30)
+    has = engine.space_for(fits) / (1 << 30)
     for line in recorded("fail-context-too-large-vllm-0.32-cpu.log"):
+        line = line.replace("1000000", str(asked)).replace("3.22 GiB", f"{needs:.2f} GiB")
+        line = line.replace("memory (1.0 GiB)", f"memory ({has:.2f} GiB)").replace("310672", str(fits))
         if "ERROR" in line or not line.startswith("("):
             say(line, sys.stderr)
     stop_core(engine)
     return 1
+
+
+def print_failure(name):
+    for line in recorded(name):
+        if "ERROR" in line or not line.startswith("("):
+            say(line, sys.stderr)
 
 
 def leave_sockets():

@@ -14,9 +14,10 @@ use super::{Launch, Report, Supervisor, millis, unrecordable};
 use crate::api::Client;
 use crate::app::failure::explain;
 use crate::engine::{self, Tree};
+use crate::facts::EngineFigures;
 use crate::lifecycle::{self, Action, Failure, Limits, Mark, Measured, Outcome, Phase, State};
 use crate::measure::Verdict;
-use crate::plan::Plan;
+use crate::plan::{Plan, contradictions};
 use crate::report::schema::{Event, EventKind, ReadyBody};
 use crate::report::{Diagnostic, ErrorCode};
 use crate::store::{
@@ -60,6 +61,7 @@ impl Supervisor {
             ready_ms: None,
             cold: None,
             smoke: None,
+            figures: EngineFigures::default(),
             stop: None,
         };
         record.save(&deployment).map_err(|error| unrecordable(&error))?;
@@ -83,6 +85,7 @@ impl Supervisor {
             events,
             reports,
             marks,
+            next_plan: None,
             pending: Vec::new(),
             attempt_dir: None,
             attempt_began: Instant::now(),
@@ -238,6 +241,17 @@ impl Supervisor {
             );
             return lifecycle::Event::WarmupFailed;
         }
+        let figures = self.figures();
+        let contradictions = contradictions(&self.plan, &figures);
+        self.record.figures = figures;
+        if !contradictions.is_empty() {
+            let log = self.attempt_dir.as_ref().map(|dir| dir.engine_log().to_string()).unwrap_or_default();
+            let diagnostic =
+                Diagnostic::new(ErrorCode::PlanContradicted, "the engine does not do what was planned");
+            self.diagnostic =
+                Some(contradictions.into_iter().fold(diagnostic, |d, line| d.log_line(log.clone(), line)));
+            return lifecycle::Event::WarmupFailed;
+        }
         let passed = verdicts.iter().filter(|verdict| verdict.ok).count();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         self.ready = Some(ReadyBody {
@@ -267,6 +281,7 @@ impl Supervisor {
         let ready_ms = millis(self.attempt_began.elapsed());
         self.record.ready_ms = Some(ready_ms);
         self.record_state(LaunchState::Ready, "");
+        self.learn(ready_ms);
         let mut event = self.event(EventKind::Ready);
         if let Some(ready) = &mut self.ready {
             ready.ready_ms = ready_ms;
@@ -335,6 +350,7 @@ impl Supervisor {
         }
         self.stop.survivors.clone_from(&left);
         self.pending.retain(|event| *event != lifecycle::Event::TreeEmpty);
+        self.revise();
         self.pending.push(lifecycle::Event::Cleaned { left: !left.is_empty() });
     }
 
@@ -345,19 +361,20 @@ impl Supervisor {
         let text = format!("attempt {} of {} follows", self.state.attempt + 1, self.limits.max_attempts);
         self.tell(self.event(EventKind::Retrying).text(text));
         self.ready = None;
+        if let Some(plan) = self.next_plan.take() {
+            self.plan = plan.clone();
+            self.record.plan = plan;
+            self.save();
+        }
     }
 
     fn explain(&mut self, failure: Failure) -> Diagnostic {
         let log_path = self.attempt_dir.as_ref().map(AttemptDir::engine_log);
-        let scan = self.log.as_ref().map(LogReader::scan);
-        let mut diagnostic = explain(
-            failure,
-            self.diagnostic.take(),
-            scan.as_deref(),
-            log_path.as_deref(),
-            self.exit_status,
-            &self.plan,
-        );
+        let said = self.log.as_ref().map(LogReader::said);
+        let heard = said.as_deref().map(|said| (&said.scan, &said.figures));
+        let known = self.diagnostic.take();
+        let mut diagnostic =
+            explain(failure, known, heard, log_path.as_deref(), self.exit_status, &self.plan);
         diagnostic.did.push(crate::report::stop_line(&self.stop));
         diagnostic
     }

@@ -8,13 +8,23 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use crate::lifecycle::{FailureScan, LineSplitter, LogLine, Mark, read_mark};
+use crate::facts::EngineFigures;
+use crate::lifecycle::{FailureScan, LineSplitter, LogLine, Mark, read_figures, read_mark};
 use crate::store::LogSink;
+
+/// What the log says so far.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// Of a failure.
+    pub scan: FailureScan,
+    /// Of the engine's memory.
+    pub figures: EngineFigures,
+}
 
 /// The reader's side that the loop sees.
 #[derive(Debug)]
 pub(super) struct LogReader {
-    scan: Arc<Mutex<FailureScan>>,
+    said: Arc<Mutex<Said>>,
     done: Arc<AtomicBool>,
     lost: Arc<AtomicU64>,
 }
@@ -26,10 +36,10 @@ impl LogReader {
         mut sink: LogSink,
         marks: mpsc::UnboundedSender<Mark>,
     ) -> std::io::Result<Self> {
-        let scan = Arc::new(Mutex::new(FailureScan::default()));
+        let said = Arc::new(Mutex::new(Said::default()));
         let done = Arc::new(AtomicBool::new(false));
         let lost = Arc::new(AtomicU64::new(0));
-        let reader = Self { scan: Arc::clone(&scan), done: Arc::clone(&done), lost: Arc::clone(&lost) };
+        let reader = Self { said: Arc::clone(&said), done: Arc::clone(&done), lost: Arc::clone(&lost) };
         std::thread::Builder::new().name("engine-log".to_owned()).spawn(move || {
             let mut splitter = LineSplitter::default();
             let mut block = vec![0; 64 * 1024];
@@ -43,9 +53,9 @@ impl LogReader {
                 let bytes = block.get(..read).unwrap_or_default();
                 sink.write(bytes);
                 lost.store(sink.lost(), Ordering::Relaxed);
-                splitter.feed(bytes, |number, line| take_line(&scan, &marks, number, line));
+                splitter.feed(bytes, |number, line| take_line(&said, &marks, number, line));
             }
-            splitter.finish(|number, line| take_line(&scan, &marks, number, line));
+            splitter.finish(|number, line| take_line(&said, &marks, number, line));
             done.store(true, Ordering::Release);
         })?;
         Ok(reader)
@@ -59,9 +69,9 @@ impl LogReader {
         }
     }
 
-    /// What the log says of a failure so far.
-    pub(super) fn scan(&self) -> std::sync::MutexGuard<'_, FailureScan> {
-        self.scan.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// What the log says so far.
+    pub(super) fn said(&self) -> std::sync::MutexGuard<'_, Said> {
+        self.said.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// Bytes that the disk did not take.
@@ -70,8 +80,11 @@ impl LogReader {
     }
 }
 
-fn take_line(scan: &Mutex<FailureScan>, marks: &mpsc::UnboundedSender<Mark>, number: u64, line: &str) {
-    scan.lock().unwrap_or_else(std::sync::PoisonError::into_inner).feed(number, line);
+fn take_line(said: &Mutex<Said>, marks: &mpsc::UnboundedSender<Mark>, number: u64, line: &str) {
+    let mut said = said.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    said.scan.feed(number, line);
+    read_figures(&mut said.figures, line);
+    drop(said);
     if let Some(mark) = read_mark(&LogLine::parse(line)) {
         // The loop has ended before the tree did: nobody needs marks any more.
         let _ = marks.send(mark);

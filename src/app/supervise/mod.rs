@@ -5,6 +5,7 @@
 //! and report through channels.
 
 mod act;
+mod learn;
 mod log_reader;
 mod request;
 
@@ -86,6 +87,8 @@ struct Supervisor {
     events: mpsc::UnboundedSender<Event>,
     reports: mpsc::UnboundedSender<Report>,
     marks: mpsc::UnboundedSender<Mark>,
+    /// The plan of the next attempt, when this one taught something.
+    next_plan: Option<Plan>,
     /// Events that actions caused; handled before anything else.
     pending: Vec<lifecycle::Event>,
     attempt_dir: Option<AttemptDir>,

@@ -229,3 +229,29 @@ proptest! {
         prop_assert!(matches!(state.phase, Phase::Ended(_)), "still {:?}", state.phase);
     }
 }
+
+#[test]
+fn a_start_that_failed_is_tried_again_only_when_the_plan_was_changed() {
+    let failed = |revised: bool| {
+        let mut events = vec![
+            (0, Event::Tick),
+            (5, Event::Mark(Stage::Weights)),
+            (9, Event::MainExited),
+            (10, Event::TreeEmpty),
+        ];
+        if revised {
+            events.push((10, Event::Revised));
+        }
+        events.extend([(10, Event::Cleaned { left: false }), (10, Event::Tick)]);
+        events
+    };
+    let (state, actions) = run(&failed(false));
+    assert!(matches!(state.phase, Phase::Ended(Outcome::Failed(Failure::ExitedDuringStart { .. }))));
+    assert!(!actions.iter().any(|action| matches!(action, Action::AnnounceRetry(_))));
+    let (state, actions) = run(&failed(true));
+    assert_eq!((state.attempt, state.revised), (2, false), "at once, and only once");
+    assert_eq!(actions.iter().filter(|action| **action == Action::Spawn).count(), 2);
+    let mut stopped = failed(true);
+    stopped.insert(3, (9, Event::StopAsked));
+    assert!(matches!(run(&stopped).0.phase, Phase::Ended(_)), "a stop that was asked for wins");
+}

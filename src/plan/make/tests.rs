@@ -43,6 +43,7 @@ fn facts() -> Facts {
             ..ModelFacts::default()
         },
         engine: engine("0.32.0+cpu"),
+        learned: BTreeMap::new(),
     }
 }
 
@@ -82,6 +83,11 @@ fn plan_with(profile: &str, flags: LaunchFlags, facts: &Facts) -> Result<Plan, P
 
 fn plan(profile: &str) -> Plan {
     plan_with(profile, LaunchFlags::default(), &facts()).expect(profile)
+}
+
+/// A small model's plan, for tests of what comes after.
+pub(in crate::plan) fn plan_for_tests(profile: &str) -> Plan {
+    plan(profile)
 }
 
 fn flag<'a>(plan: &'a Plan, name: &str) -> Option<&'a str> {
