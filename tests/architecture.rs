@@ -79,7 +79,7 @@ fn room_of(path: &Path) -> Option<String> {
 }
 
 fn is_test(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name == "tests.rs")
+    path.file_name().is_some_and(|name| name == "tests.rs" || name == "recorded.rs")
 }
 
 /// Rooms that a line names: `crate::room`, also in lists.

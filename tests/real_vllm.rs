@@ -118,3 +118,100 @@ fn ctrl_c_during_the_load_leaves_nothing() {
     traces.assert_gone();
     machine.assert_no_processes();
 }
+
+/// Two tiny models, made with the managed engine's own Python.
+fn tiny_models(machine: &Machine) -> PathBuf {
+    let cache = PathBuf::from(machine.variable("KDEPLOY_CACHE_DIR"));
+    let python = cache.join("engines/vllm-0.32.0-cpu/bin/python");
+    let target = machine.path("tiny");
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/tiny_models.py");
+    let output = std::process::Command::new(python)
+        .arg(script)
+        .args([cache.join("models/SmolLM2-135M-Instruct"), target.clone()])
+        .env("HF_HUB_OFFLINE", "1")
+        .output()
+        .expect("the engine's Python");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    target
+}
+
+/// Grouped-query attention and MLA, three sizes of KV cache each: what is planned is what the engine
+/// prints.
+#[test]
+fn planned_tokens_are_what_the_engine_prints() {
+    let _turn = turn();
+    let machine = machine();
+    provision(&machine);
+    let models = tiny_models(&machine);
+    for (model, context) in [("gqa", "32768"), ("mla", "20000")] {
+        for space in ["1", "2", "3"] {
+            let profile = format!(
+                "schema = 1\n[env]\nVLLM_CPU_KVCACHE_SPACE = {space}\n[vllm]\nenforce_eager = true\n"
+            );
+            let profile = machine.write("space.toml", &profile);
+            let directory = models.join(model);
+            machine
+                .run(&[
+                    "up",
+                    "-d",
+                    directory.to_str().expect("UTF-8"),
+                    "--name",
+                    model,
+                    "-p",
+                    profile.to_str().expect("UTF-8"),
+                    "--context",
+                    context,
+                    "--no-smoke",
+                    "--port",
+                    &free_port(),
+                ])
+                .expect(0);
+            let record = machine.record(model);
+            let figures = &record["figures"];
+            assert!(figures["tokens"].as_u64().is_some_and(|tokens| tokens > 100_000), "{figures:#}");
+            assert_eq!(
+                figures["tokens"], record["plan"]["kv_cache_tokens"],
+                "{model}, {space} GiB: {figures:#}"
+            );
+            assert_eq!(figures["context"], record["plan"]["context"]);
+            machine.run(&["down", model]).expect(0);
+        }
+    }
+}
+
+/// A plan that kdeploy chose meets an engine with less memory than planned: it is lowered once, to what
+/// the engine names.
+#[test]
+fn a_refused_context_is_lowered_to_what_a_real_engine_names() {
+    let _turn = turn();
+    let machine = machine();
+    provision(&machine);
+    let model = tiny_models(&machine).join("mla");
+    let port = free_port();
+    let arguments = [
+        "plan",
+        model.to_str().expect("UTF-8"),
+        "--name",
+        "mla",
+        "--port",
+        &port,
+        "--no-smoke",
+        "--set",
+        "enforce_eager=true",
+        "--json",
+    ];
+    let mut plan = machine.run(&arguments).expect(0).json();
+    assert_eq!(plan["context_tokens"], 1_048_576, "{plan:#}");
+    // The memory that the plan counted on is not there.
+    plan["launch"]["env"]["VLLM_CPU_KVCACHE_SPACE"] = "1".into();
+    let file = machine.write("plan.json", &plan.to_string());
+    let said = machine.run(&["up", "-d", "--plan", file.to_str().expect("UTF-8")]).expect(0);
+    assert!(said.stderr.contains("the engine named 310,672 tokens"), "{said:?}");
+    let record = machine.record("mla");
+    assert_eq!(
+        (&record["plan"]["context"], &record["figures"]["context"]),
+        (&310_272.into(), &310_272.into())
+    );
+    machine.run(&["down", "mla"]).expect(0);
+    machine.assert_no_processes();
+}

@@ -120,6 +120,9 @@ pub(super) fn plan_error(error: &PlanError, facts: &Facts) -> Diagnostic {
             .fact(facts.engine.executable.as_str(), format!("found through {}", facts.engine.found))
             .advice("name another engine: --engine PATH"),
         PlanError::BadOption { .. } => Diagnostic::new(ErrorCode::SettingInvalid, message),
+        PlanError::UnknownOption { .. } => Diagnostic::new(ErrorCode::SettingInvalid, message)
+            .cause("vLLM refuses it after its imports")
+            .command("see what it takes", format!("{} serve --help=all", facts.engine.executable)),
         PlanError::ContextAboveModel { max, .. } => Diagnostic::new(ErrorCode::SettingInvalid, message)
             .cause("vLLM refuses it before the load")
             .advice(format!("use --context {} or less", max.as_u64()))

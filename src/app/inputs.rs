@@ -10,8 +10,8 @@ use crate::config::{
     parse_profile, resolve,
 };
 use crate::facts::{
-    BUILTIN_HARDWARE, EngineFacts, EngineVersion, Facts, GpuFacts, HostFacts, LearnedBook, ModelFacts,
-    ParseVersionError, parse_hardware,
+    BUILTIN_HARDWARE, EngineFacts, EngineSchema, EngineVersion, Facts, GpuFacts, HostFacts, LearnedBook,
+    ModelFacts, ParseVersionError, parse_hardware,
 };
 use crate::plan::{Plan, make_plan};
 use crate::probe::{self, EnginePlaces, ModelError, ModelPlaces, PortState};
@@ -219,6 +219,7 @@ fn assumed_engine(version: Option<EngineVersion>) -> EngineFacts {
         has_vllm_metadata: true,
         found: "--facts, not on this machine".to_owned(),
         looked_in: Vec::new(),
+        schema: EngineSchema::default(),
     }
 }
 

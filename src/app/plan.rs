@@ -113,7 +113,8 @@ pub(super) fn text(plan: &Plan, all: bool) -> String {
     for change in &plan.changes {
         let _ = writeln!(out, "    {:<42} {}", change.flag, change.effect);
     }
-    if plan.fits {
+    // A plan for another machine names no engine that is here.
+    if plan.fits && plan.engine.executable.is_absolute() {
         let _ = writeln!(out, "\nNext: kdeploy up {}", plan.model.id);
     }
     out

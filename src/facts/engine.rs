@@ -2,6 +2,7 @@
 
 use camino::Utf8PathBuf;
 
+use super::engine_schema::EngineSchema;
 use super::version::EngineVersion;
 
 /// The installed vLLM.
@@ -22,6 +23,8 @@ pub struct EngineFacts {
     pub found: String,
     /// Where it was looked for, in order, up to the hit.
     pub looked_in: Vec<String>,
+    /// Options and variables that it knows; empty when its sources cannot be read.
+    pub schema: EngineSchema,
 }
 
 /// A distribution of vLLM found in a `site-packages` directory.

@@ -5,6 +5,7 @@ mod attention;
 mod checkpoint;
 mod engine;
 mod engine_figures;
+mod engine_schema;
 mod gathered;
 mod gpu;
 mod hardware;
@@ -26,6 +27,7 @@ pub use engine::{
     Distribution, EngineFacts, Shebang, choose_distribution, parse_dist_info_name, parse_shebang,
 };
 pub use engine_figures::{EngineFigures, Learned, LearnedBook};
+pub use engine_schema::EngineSchema;
 pub use gathered::Facts;
 pub use gpu::{ComputeCapability, Gpu, GpuFacts, ParseCapabilityError, UnreadableGpu};
 pub use hardware::{BUILTIN_HARDWARE, HardwareFileError, parse_hardware};

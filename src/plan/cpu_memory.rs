@@ -60,10 +60,11 @@ pub(super) fn plan_cpu_memory(needs: CpuNeeds<'_>) -> CpuMemory {
         rows.push(row("weights", weights, "sum of the weight files"));
     }
     let tokens = needs.shape.zip(needs.context).map(|(shape, context)| shape.printed(space, context));
-    let tokens = tokens.map(|tokens| format!(", {tokens} tokens")).unwrap_or_default();
+    let tokens = tokens.map(|tokens| format!("{tokens} tokens: ")).unwrap_or_default();
     let formula =
         needs.shape.map_or_else(|| "VLLM_CPU_KVCACHE_SPACE".to_owned(), |shape| shape.formula().to_owned());
-    rows.push(row(&format!("KV cache{tokens}"), cache, &formula));
+    let item = if needs.ranks > 1 { "KV cache (all ranks)" } else { "KV cache" };
+    rows.push(row(item, cache, &format!("{tokens}{formula}")));
     rows.push(row("processes", processes, "measured: vLLM 0.32 CPU build, API server, EngineCore, workers"));
     if let Some(available) = needs.available {
         rows.push(row(

@@ -25,6 +25,18 @@ pub enum PlanError {
         /// What is wrong and what would be right.
         message: String,
     },
+    /// The engine has no such option.
+    #[error("{place}: `{key}` is no option of vLLM {version}{}", nearest.as_ref().map(|near| format!("; did you mean `{near}`?")).unwrap_or_default())]
+    UnknownOption {
+        /// Where it was given.
+        place: String,
+        /// The option as it was given.
+        key: String,
+        /// Version of the engine.
+        version: String,
+        /// The nearest that it has.
+        nearest: Option<String>,
+    },
     /// The context window is longer than the model's own.
     #[error("{place}: a context of {wanted} tokens is longer than the model's own {max}")]
     ContextAboveModel {

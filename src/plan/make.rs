@@ -10,6 +10,7 @@ use super::defaults::{default_smoke, default_warmup, fit_budget};
 use super::error::PlanError;
 use super::fit::{Fit, Layout, fit_cpu};
 use super::gpu_fit::fit_gpu;
+use super::lint::lint;
 use super::model::{
     Endpoint, EngineDevice, PLAN_FORMAT, Plan, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting,
     Timeouts, WarmupPlan,
@@ -49,6 +50,7 @@ pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result
             "the model names Python code of its own (`auto_map`); it is not run without --trust-remote-code",
         ));
     }
+    warnings.extend(lint(settings, &facts.engine)?);
     let proven = facts.engine.version.is_at_least(PROVEN.0, PROVEN.1);
     let mut options = Options::from_settings(&settings.vllm);
     let device = if facts.engine.is_cpu_build { EngineDevice::Cpu } else { EngineDevice::Cuda };

@@ -11,6 +11,7 @@ mod gpu_fit;
 mod gpu_memory;
 pub mod install;
 mod kv;
+mod lint;
 mod make;
 mod model;
 mod overheads;
@@ -25,7 +26,7 @@ pub use model::{
     Endpoint, EngineDevice, MemoryRow, PLAN_FORMAT, Plan, PlanChange, PlanWarning, PlannedEngine,
     PlannedModel, PlannedSetting, Timeouts, WarmupPlan,
 };
-pub use revise::{beside, contradictions, differences, revise_context};
+pub use revise::{beside, contradictions, differences, expected_evidence, revise_context};
 
 #[cfg(test)]
 mod recorded;

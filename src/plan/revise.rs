@@ -67,6 +67,22 @@ pub fn contradictions(plan: &Plan, figures: &EngineFigures) -> Vec<String> {
     found
 }
 
+/// What the engine must say while it starts, in words; [`contradictions`] holds it against that.
+#[must_use]
+pub fn expected_evidence(plan: &Plan) -> Vec<String> {
+    let setting = |name: &str| plan.settings.iter().find(|setting| setting.name == name);
+    let whole = |name: &str| setting(name).and_then(|setting| setting.value.as_u64()).unwrap_or(1);
+    let mut evidence = Vec::new();
+    if let Some(context) = plan.context.filter(|_| plan.argv.iter().any(|word| word == "--max-model-len")) {
+        evidence.push(format!("Using max model len {}", context.as_u64()));
+    }
+    evidence.push(format!("world_size={}", whole("tensor_parallel_size") * whole("pipeline_parallel_size")));
+    if let Some(dtype) = setting("kv_cache_dtype").and_then(|setting| setting.value.as_str()) {
+        evidence.push(format!("a KV cache of {dtype}"));
+    }
+    evidence
+}
+
 /// vLLM resolves short names: `fp8` to `fp8_e4m3` or a backend's own form.
 fn is_same_dtype(asked: &str, engine: &str) -> bool {
     let family = |name: &str| name.split('_').next().unwrap_or(name).to_owned();

@@ -8,8 +8,12 @@ use std::os::unix::fs::PermissionsExt as _;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::facts::{
-    Distribution, EngineFacts, Shebang, choose_distribution, parse_dist_info_name, parse_shebang,
+    Distribution, EngineFacts, EngineSchema, Shebang, choose_distribution, parse_dist_info_name,
+    parse_shebang,
 };
+
+/// Largest source that is read.
+const MAX_SOURCE_BYTES: u64 = 4 << 20;
 
 /// File that a managed engine's directory holds once it is whole.
 pub const ENGINE_MARKER: &str = "kdeploy-engine.json";
@@ -155,6 +159,7 @@ fn examine(program: &Utf8Path, found: &str, looked_in: Vec<String>) -> Result<En
     let Some((version, is_cpu_build, has_vllm_metadata)) = choose_distribution(&found_distributions) else {
         return Err(EngineFindError::NoVersion { path: program.to_owned(), looked_in: searched });
     };
+    let schema = read_schema(&searched);
     Ok(EngineFacts {
         executable: program.to_owned(),
         python,
@@ -163,7 +168,38 @@ fn examine(program: &Utf8Path, found: &str, looked_in: Vec<String>) -> Result<En
         has_vllm_metadata,
         found: found.to_owned(),
         looked_in,
+        schema,
     })
+}
+
+/// Options and variables that the vLLM in one of these directories knows: where 0.32 keeps them, and
+/// where older versions did. Nothing is run, so this takes milliseconds.
+fn read_schema(packages: &[String]) -> EngineSchema {
+    let mut schema = EngineSchema::default();
+    let root =
+        packages.iter().map(|directory| Utf8Path::new(directory).join("vllm")).find(|root| root.is_dir());
+    let Some(root) = root else { return schema };
+    let read = |file: &str| {
+        let bytes = super::files::read_small(&root.join(file), MAX_SOURCE_BYTES).ok().flatten()?;
+        String::from_utf8(bytes).ok()
+    };
+    let engine = read("engine/arg_utils.py");
+    let server = ["entrypoints/launchers/cli_args.py", "entrypoints/openai/cli_args.py"]
+        .iter()
+        .find_map(|file| read(file));
+    // Half of the options would make the other half look unknown.
+    if let (Some(engine), Some(server)) = (engine, server) {
+        schema.read_options(&engine);
+        schema.read_options(&server);
+        schema.read_options(&read("entrypoints/cli/serve.py").unwrap_or_default());
+    }
+    schema.read_variables(&read("envs.py").unwrap_or_default());
+    for (option, register) in
+        [("tool_call_parser", "tool_parsers/__init__.py"), ("reasoning_parser", "reasoning/__init__.py")]
+    {
+        schema.read_names(option, &read(register).unwrap_or_default());
+    }
+    schema
 }
 
 /// The Python that runs the program: the one of its first line, else the one beside it.

@@ -71,6 +71,12 @@ impl Machine {
         self
     }
 
+    /// A variable that was set with [`Machine::with`].
+    pub fn variable(&self, name: &str) -> &str {
+        let found = self.env.iter().rev().find(|(known, _)| known == name);
+        &found.unwrap_or_else(|| panic!("{name} was not set")).1
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }

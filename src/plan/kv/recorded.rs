@@ -105,6 +105,8 @@ fn compare(figure: &str, plan: impl Fn(&KvLayout, &Value, f64) -> Option<(f64, f
         if (planned - recorded).abs() > recorded * tolerance {
             wrong.push(format!("{id} {}: {figure} {planned} planned, {recorded} recorded", record["model"]));
         }
+        let class = record["model_facts"]["attention"].as_str().unwrap_or_default();
+        println!("{figure:8} {class:14} {id} {:+.3}%", (planned / recorded - 1.0) * 100.0);
         checked += 1;
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -5,7 +5,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use super::make_plan;
 use crate::config::{LaunchFlags, NamedProfile, parse_profile, resolve};
 use crate::facts::{
-    AttentionLayout, ComputeCapability, EngineFacts, Facts, Gpu, GpuFacts, HostFacts, ModelConfig, ModelFacts,
+    AttentionLayout, ComputeCapability, EngineFacts, EngineSchema, Facts, Gpu, GpuFacts, HostFacts,
+    ModelConfig, ModelFacts,
 };
 use crate::plan::{Endpoint, EngineDevice, Plan, PlanError};
 use crate::units::{Bytes, Tokens};
@@ -56,6 +57,7 @@ fn engine(version: &str) -> EngineFacts {
         has_vllm_metadata: true,
         found: "PATH".to_owned(),
         looked_in: Vec::new(),
+        schema: EngineSchema::default(),
     }
 }
 
@@ -237,4 +239,42 @@ fn a_plan_survives_its_file() {
     let plan = plan("");
     let text = serde_json::to_string(&plan).expect("JSON");
     assert_eq!(serde_json::from_str::<Plan>(&text).expect("a plan"), plan);
+}
+
+#[test]
+fn options_and_variables_are_held_against_the_engine() {
+    let mut schema = EngineSchema::default();
+    schema.read_options(
+        "\"--max-num-seqs\" \"--enforce-eager\" '--old-flag is deprecated and does nothing' \"--old-flag\"",
+    );
+    schema.read_options("\"--tool-call-parser\"");
+    schema.read_names("tool_call_parser", "    \"kimi_k2\": (\n");
+    schema.read_variables("    \"VLLM_CPU_KVCACHE_SPACE\": x,\n");
+    let facts = Facts { engine: EngineFacts { schema, ..facts().engine }, ..facts() };
+    let plan = |profile: &str, passed: &[&str]| {
+        let vllm_flags = passed.iter().map(|word| (*word).to_owned()).collect();
+        plan_with(profile, LaunchFlags { vllm_flags, ..LaunchFlags::default() }, &facts)
+    };
+    let known =
+        plan("[vllm]\nmax_num_seqs = 4\nenforce_eager = true", &["--no-enforce-eager"]).expect("known");
+    assert!(known.warnings.iter().all(|warning| warning.code != "deprecated-option"), "{:?}", known.warnings);
+    let error = plan("[vllm]\nmax_num_seq = 4", &[]).expect_err("a typo").to_string();
+    assert_eq!(
+        error,
+        "p.toml:3: `max_num_seq` is no option of vLLM 0.32.0+cpu; did you mean `max_num_seqs`?"
+    );
+    assert!(plan("", &["--enforce-eagr"]).expect_err("a typo").to_string().contains("`--enforce-eager`"));
+    let parser = plan("[vllm]\ntool_call_parser = \"kimi_k3\"", &[]).expect_err("a parser").to_string();
+    assert!(
+        parser.contains("`tool_call_parser` is `kimi_k3`") && parser.contains("did you mean `kimi_k2`?"),
+        "{parser}"
+    );
+    let warned = plan("[vllm]\nold_flag = 1\n[env]\nVLLM_CPU_KVCACHE_SPCE = 1", &[]).expect("warned");
+    let codes: Vec<&str> = warned.warnings.iter().map(|warning| warning.code.as_str()).collect();
+    assert_eq!(codes, ["deprecated-option", "unknown-variable"]);
+    assert!(
+        warned.warnings[1].text.contains("did you mean `VLLM_CPU_KVCACHE_SPACE`?"),
+        "{:?}",
+        warned.warnings
+    );
 }

@@ -4,7 +4,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-use crate::plan::{MemoryRow, Plan, PlanChange, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting};
+use crate::plan::{
+    MemoryRow, Plan, PlanChange, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting, expected_evidence,
+};
 use crate::report::Document;
 use crate::units::{Bytes, Tokens};
 
@@ -24,6 +26,19 @@ pub struct MemoryBody {
 pub struct HardwareBody {
     /// One line for people.
     pub summary: String,
+}
+
+/// The context window.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ContextBody {
+    /// Its length.
+    pub planned_tokens: Tokens,
+    /// A shorter one is never used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_tokens: Option<Tokens>,
+    /// Requests of that length at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<f64>,
 }
 
 /// What `plan` decided.
@@ -47,6 +62,17 @@ pub struct PlanBody {
     /// KV cache capacity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_tokens: Option<Tokens>,
+    /// The context window with what one request of that length takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<ContextBody>,
+    /// The KV cache, where its layout is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv: Option<MemoryBody>,
+    /// Weights of the rank that binds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<MemoryBody>,
+    /// What the engine must say while it starts, or the launch is ended.
+    pub evidence: Vec<String>,
     /// Every value with its origin.
     pub settings: Vec<PlannedSetting>,
     /// Memory ledger.
@@ -80,6 +106,16 @@ impl From<&Plan> for PlanBody {
             hardware: HardwareBody { summary: plan.hardware.clone() },
             fits: plan.fits,
             verdict: plan.verdict.clone(),
+            context: plan.context.map(|tokens| ContextBody {
+                planned_tokens: tokens,
+                min_tokens: plan.context_min,
+                concurrency: plan
+                    .kv_cache_tokens
+                    .map(|kv| kv.as_u64() as f64 / tokens.as_u64().max(1) as f64),
+            }),
+            kv: plan.memory.iter().find(|row| row.item.starts_with("KV cache")).map(row),
+            weights: plan.memory.iter().find(|row| row.item == "weights").map(row),
+            evidence: expected_evidence(plan),
             context_tokens: plan.context,
             kv_cache_tokens: plan.kv_cache_tokens,
             settings: plan.settings.clone(),

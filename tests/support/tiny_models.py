@@ -1,0 +1,48 @@
+"""Makes two tiny random models that a real vLLM serves: grouped-query attention and MLA.
+
+Arguments: a directory with a tokenizer, the directory to write into.
+"""
+
+import json
+import pathlib
+import shutil
+import sys
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+COMMON = {"vocab_size": 49152, "max_position_embeddings": 1_048_576, "tie_word_embeddings": False}
+MODELS = {
+    "gqa": ("qwen3", {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32,
+    }),
+    "mla": ("deepseek_v3", {
+        "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 32, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1,
+        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32,
+    }),
+}
+
+
+def main(tokenizer: str, target: str) -> None:
+    torch.manual_seed(0)
+    for name, (kind, sizes) in MODELS.items():
+        directory = pathlib.Path(target) / name
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **COMMON, **sizes))
+        model.to(torch.bfloat16).save_pretrained(directory)
+        for file in pathlib.Path(tokenizer).glob("*token*"):
+            shutil.copy(file, directory)
+        template = pathlib.Path(tokenizer) / "chat_template.jinja"
+        if template.exists():
+            shutil.copy(template, directory)
+        path = directory / "config.json"
+        config = json.loads(path.read_text())
+        if kind == "deepseek_v3":
+            # transformers does not write these, and vLLM needs them.
+            config.update(topk_method="noaux_tc", scoring_func="sigmoid")
+        path.write_text(json.dumps(config, indent=2))
+
+
+main(*sys.argv[1:])
