@@ -135,16 +135,22 @@ fn tiny_models(machine: &Machine) -> PathBuf {
     target
 }
 
-/// Grouped-query attention and MLA, three sizes of KV cache each: what is planned is what the engine
-/// prints.
+/// Grouped-query attention and MLA with three sizes of KV cache each, windows and recurrent state with
+/// one: what is planned is what the engine prints.
 #[test]
 fn planned_tokens_are_what_the_engine_prints() {
     let _turn = turn();
     let machine = machine();
     provision(&machine);
     let models = tiny_models(&machine);
-    for (model, context) in [("gqa", "32768"), ("mla", "20000")] {
-        for space in ["1", "2", "3"] {
+    let sizes = ["1", "2", "3"];
+    for (model, context, spaces) in [
+        ("gqa", "32768", &sizes[..]),
+        ("mla", "20000", &sizes),
+        ("sliding", "32768", &sizes[..1]),
+        ("hybrid", "32768", &sizes[..1]),
+    ] {
+        for space in spaces {
             let profile = format!(
                 "schema = 1\n[env]\nVLLM_CPU_KVCACHE_SPACE = {space}\n[vllm]\nenforce_eager = true\n"
             );

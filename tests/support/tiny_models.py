@@ -1,4 +1,5 @@
-"""Makes two tiny random models that a real vLLM serves: grouped-query attention and MLA.
+"""Makes tiny random models that a real vLLM serves: grouped-query attention, MLA, sliding windows
+beside full layers, and gated delta nets beside full layers.
 
 Arguments: a directory with a tokenizer, the directory to write into.
 """
@@ -22,6 +23,18 @@ MODELS = {
         "num_attention_heads": 4, "num_key_value_heads": 4, "n_routed_experts": 4, "n_shared_experts": 1,
         "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 32,
         "kv_lora_rank": 512, "qk_nope_head_dim": 32, "qk_rope_head_dim": 64, "v_head_dim": 32,
+    }),
+    "sliding": ("gemma3_text", {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 12, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "sliding_window": 1024, "query_pre_attn_scalar": 32,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 2,
+    }),
+    "hybrid": ("qwen3_next", {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 4,
+        "decoder_sparse_step": 1, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+        "num_experts_per_tok": 2,
     }),
 }
 

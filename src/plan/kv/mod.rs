@@ -158,7 +158,9 @@ fn default_block(config: &ModelConfig, options: &KvOptions<'_>) -> u64 {
 
 /// Tokens of batches that may be in flight.
 fn in_flight(options: &KvOptions<'_>) -> u64 {
-    let batches = match (is_new(options), options.pipeline_parallel.max(1)) {
+    // Scheduling ahead of the running batch: not on CPU (seen with vLLM 0.32).
+    let ahead = is_new(options) && !options.is_cpu;
+    let batches = match (ahead, options.pipeline_parallel.max(1)) {
         (false, stages) => stages,
         (true, 1) => 2,
         (true, stages) => stages + 1,

@@ -56,6 +56,16 @@ fn real_cpu_engines_print_what_is_planned() {
 }
 
 #[test]
+fn windows_count_as_on_a_real_cpu_engine() {
+    // Gemma-3-shaped, 2 full and 10 sliding layers of 256 B: printed 1,409,110 tokens at 32,768.
+    let v = version("0.32.0+cpu");
+    let mut gemma = full(2, 2, 32);
+    gemma.attention.sliding = Some(crate::facts::WindowedLayers { layers: 10, tokens: 1024 });
+    let layout = kv_layout(&gemma, options(&v)).expect("known");
+    assert_eq!(layout.printed(Bytes::from_gib(1), Tokens::new(32_768)), Tokens::new(1_409_110));
+}
+
+#[test]
 fn parallel_sizes_and_types_change_the_bytes() {
     let v = version("0.32.0");
     let base = options(&v);
