@@ -20,6 +20,8 @@ cargo clippy --locked --all-targets -- -D warnings
 say "tests without an engine, and with the fake one"
 cargo test --locked --no-fail-fast --lib --bins --test architecture --test documentation --test scenarios
 cargo test --locked --doc
+say "a real vLLM, installed once into kdeploy's cache"
+cargo run --locked --quiet -- quickstart --install-only
 say "tests with a real vLLM"
 cargo test --locked --test real_vllm
 say "done"

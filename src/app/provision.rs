@@ -23,6 +23,8 @@ use crate::units::Bytes;
 
 /// File that the model's directory holds once it is whole.
 const MODEL_MARKER: &str = "kdeploy-model.json";
+/// Format of both markers.
+const MARKER_FORMAT: u32 = 1;
 /// Lines of an installer that are shown as evidence.
 const EVIDENCE: usize = 4;
 
@@ -70,7 +72,10 @@ async fn make_engine(
     if is_whole(target, ENGINE_MARKER) {
         return Ok(false);
     }
-    let tools = find_tools(app).await?;
+    let tools = tokio::select! {
+        tools = find_tools(app) => tools?,
+        () = cancel.cancelled() => return Err(interrupted()),
+    };
     check_network(app, "vLLM")?;
     check_disk(app, ENGINE_DISK)?;
     create_private_dir(&app.dirs.engines()).map_err(|error| store_error(&error))?;
@@ -86,12 +91,14 @@ async fn make_engine(
         None => {}
     };
     step.update("vLLM's CPU build, about 170 packages");
-    let workshop = Workshop { log: &log, on_line: &on_line, cancel };
+    let scratch = begin_scratch(app)?;
+    let workshop = Workshop { log: &log, scratch: &scratch, on_line: &on_line, cancel };
     install_vllm(target, &tools.python, &tools.installer, &workshop).await.map_err(|error| {
         install_error(&error, ErrorCode::EngineInstallFailed, "vLLM could not be installed")
     })?;
     let marker = serde_json::json!({
-        "format": 1, "vllm": VLLM_VERSION, "device": "cpu", "installer": tools.installer.name(),
+        "format": MARKER_FORMAT, "vllm": VLLM_VERSION, "device": "cpu", "python": tools.python,
+        "installer": tools.installer.name(),
         "created": jiff::Timestamp::now().to_string(),
     });
     mark(target, ENGINE_MARKER, &marker)?;
@@ -142,13 +149,16 @@ async fn make_model(
         None => {}
     };
     step.update("a model of 135 million parameters, 93 MB");
-    let workshop = Workshop { log: &log, on_line: &on_line, cancel };
+    let scratch = begin_scratch(app)?;
+    let workshop = Workshop { log: &log, scratch: &scratch, on_line: &on_line, cancel };
     let failed = |error: InstallError| {
         install_error(&error, ErrorCode::ModelConversionFailed, "the model could not be made")
     };
     let installer = find_program("uv", &app.env).map_or(Installer::Pip, Installer::Uv);
-    let partial = make_smollm2(target, python, &installer, &workshop).await.map_err(failed)?;
-    let marker = serde_json::json!({ "format": 1, "model": MODEL_NAME, "created": jiff::Timestamp::now().to_string() });
+    let made = make_smollm2(target, python, &installer, &workshop).await.map_err(failed);
+    end_scratch(&scratch);
+    let partial = made?;
+    let marker = serde_json::json!({ "format": MARKER_FORMAT, "model": MODEL_NAME, "created": jiff::Timestamp::now().to_string() });
     mark(&partial, MODEL_MARKER, &marker)?;
     remove_tree(target).map_err(failed)?;
     fs_err::rename(&partial, target).map_err(|error| io_error(&error))
@@ -157,7 +167,10 @@ async fn make_model(
 /// The marker is written last: what has none is half made.
 fn is_whole(directory: &Utf8Path, marker: &str) -> bool {
     let text = std::fs::read(directory.join(marker)).unwrap_or_default();
-    serde_json::from_slice::<serde_json::Value>(&text).is_ok_and(|marker| marker.get("format").is_some())
+    let Ok(said) = serde_json::from_slice::<serde_json::Value>(&text) else { return false };
+    let of_this_version =
+        marker != ENGINE_MARKER || said.get("vllm").is_some_and(|version| version == VLLM_VERSION);
+    said.get("format").is_some_and(|format| format == MARKER_FORMAT) && of_this_version
 }
 
 fn mark(directory: &Utf8Path, marker: &str, value: &serde_json::Value) -> Result<(), Diagnostic> {
@@ -244,6 +257,22 @@ fn check_disk(app: &App, needed: Bytes) -> Result<(), Diagnostic> {
     .did("installed nothing")
     .advice("free some, or put the cache elsewhere: KDEPLOY_CACHE_DIR=/path/with/space")
     .retry(Retry::Later))
+}
+
+/// A fresh private directory for what installers unpack; what an earlier run left is removed.
+fn begin_scratch(app: &App) -> Result<Utf8PathBuf, Diagnostic> {
+    let scratch = app.dirs.cache.join("scratch");
+    remove_tree(&scratch)
+        .map_err(|error| install_error(&error, ErrorCode::CannotCreate, "the cache cannot be used"))?;
+    create_private_dir(&scratch).map_err(|error| store_error(&error))?;
+    Ok(scratch)
+}
+
+/// What cannot be removed now is removed by the next installation.
+fn end_scratch(scratch: &Utf8Path) {
+    if let Err(error) = remove_tree(scratch) {
+        tracing::warn!("{error}");
+    }
 }
 
 /// A fresh log; its path.

@@ -1,5 +1,7 @@
 //! The other small files of a checkpoint: tokenizer settings and the index of the weight files.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::model_config::{ModelConfigError, parse_json_object, whole_tokens};
@@ -30,6 +32,22 @@ pub fn parse_tokenizer_config(bytes: &[u8]) -> Result<TokenizerFacts, ModelConfi
     };
     let max_len = object.get("model_max_length").and_then(Value::as_f64).and_then(whole_tokens);
     Ok(TokenizerFacts { has_chat_template, max_len })
+}
+
+/// Sampling defaults that vLLM takes over from a model's `generation_config.json` (0.32,
+/// `--generation-config auto`).
+const SAMPLING_KEYS: &[&str] =
+    &["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens"];
+
+/// Parses a `generation_config.json`: the sampling defaults that the engine takes over.
+///
+/// # Errors
+/// When it is torn or not an object.
+pub fn parse_generation_config(bytes: &[u8]) -> Result<BTreeMap<String, Value>, ModelConfigError> {
+    let object = parse_json_object(bytes)?;
+    let given =
+        |key: &&str| Some(((*key).to_owned(), object.get(*key).filter(|value| value.is_number())?.clone()));
+    Ok(SAMPLING_KEYS.iter().filter_map(given).collect())
 }
 
 /// What a `*.safetensors.index.json` says.
@@ -70,7 +88,7 @@ pub fn parse_weight_index(bytes: &[u8]) -> Result<WeightIndex, ModelConfigError>
 
 #[cfg(test)]
 mod tests {
-    use super::{TokenizerFacts, parse_tokenizer_config, parse_weight_index};
+    use super::{TokenizerFacts, parse_generation_config, parse_tokenizer_config, parse_weight_index};
     use crate::units::{Bytes, Tokens};
 
     #[test]
@@ -85,6 +103,14 @@ mod tests {
             assert_eq!(parse_tokenizer_config(text.as_bytes()).expect(text), expected, "{text}");
         }
         assert!(parse_tokenizer_config(b"{").is_err());
+    }
+
+    #[test]
+    fn sampling_defaults_are_those_that_the_engine_takes() {
+        let text = br#"{"temperature":0.6,"top_p":0.95,"do_sample":true,"top_k":null,"eos_token_id":[1]}"#;
+        let defaults = parse_generation_config(text).expect("good");
+        assert_eq!(defaults.keys().collect::<Vec<_>>(), ["temperature", "top_p"]);
+        assert!(parse_generation_config(b"[]").is_err());
     }
 
     #[test]

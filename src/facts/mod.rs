@@ -21,7 +21,8 @@ mod weights;
 pub use architecture::{ArchitectureSizes, parse_architecture};
 pub use attention::{AttentionLayout, StateLayers, StateShape, WindowedLayers, parse_attention};
 pub use checkpoint::{
-    MAX_INDEX_BYTES, TokenizerFacts, WeightIndex, parse_tokenizer_config, parse_weight_index,
+    MAX_INDEX_BYTES, TokenizerFacts, WeightIndex, parse_generation_config, parse_tokenizer_config,
+    parse_weight_index,
 };
 pub use engine::{
     Distribution, EngineFacts, Shebang, choose_distribution, parse_dist_info_name, parse_shebang,

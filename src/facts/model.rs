@@ -1,5 +1,7 @@
 //! What is known of the model: where its files are and what its `config.json` says.
 
+use std::collections::BTreeMap;
+
 use camino::Utf8PathBuf;
 
 use super::architecture::ArchitectureSizes;
@@ -24,6 +26,8 @@ pub struct ModelFacts {
     pub inventory: Option<WeightInventory>,
     /// Does the tokenizer come with a chat template?
     pub has_chat_template: Option<bool>,
+    /// Sampling defaults of its `generation_config.json`.
+    pub sampling_defaults: BTreeMap<String, serde_json::Value>,
     /// What else a reader should know: a partly cached model, …
     pub notes: Vec<String>,
 }
@@ -63,6 +67,8 @@ pub struct ModelConfig {
     pub needs_remote_code: bool,
     /// Which layers keep what between tokens; empty when that is not known.
     pub attention: AttentionLayout,
+    /// Does it read images or sound too?
+    pub has_encoder: bool,
     /// Sizes that weights can be computed from.
     pub sizes: ArchitectureSizes,
     /// Why it is not known: keys whose meaning for the cache is unknown here.

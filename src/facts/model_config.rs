@@ -171,6 +171,9 @@ pub fn parse_model_config(
         needs_remote_code: top.auto_map.is_some_and(|map| !map.is_empty()),
         model_type: text.model_type,
         attention,
+        has_encoder: ["vision_config", "audio_config"]
+            .iter()
+            .any(|key| value.get(*key).is_some_and(|encoder| encoder.is_object())),
         sizes: parse_architecture(text_value),
         irregular_attention,
     })

@@ -76,6 +76,17 @@ impl Options {
         }
     }
 
+    /// Does an option that is a JSON object have this field?
+    pub fn has_field(&self, name: &str, field: &str) -> bool {
+        self.options.get(name).is_some_and(|(setting, _)| match &setting.value {
+            Value::Object(object) => object.contains_key(field),
+            Value::String(text) => {
+                serde_json::from_str::<Value>(text).is_ok_and(|value| value.get(field).is_some())
+            }
+            _ => false,
+        })
+    }
+
     pub fn text(&self, name: &str) -> Option<&str> {
         self.options.get(name)?.0.value.as_str()
     }

@@ -123,6 +123,7 @@ pub(super) fn fit_gpu(
         return Ok(fit);
     };
     check_free_memory(&mut fit, budget);
+    warn_of_gaps(&mut fit, facts, config, options);
     let kv = kv_layout(config, kv_options(facts, options, layout, overheads.batched_tokens)?);
     match (kv, target) {
         (Ok(kv), Some(target)) => {
@@ -251,6 +252,19 @@ fn kv_options<'a>(
         prediction_layers: if speculative_tokens > 0 { prediction } else { 0 },
         speculative_tokens,
     })
+}
+
+/// Parts of a model that the ledger does not hold.
+fn warn_of_gaps(fit: &mut Fit, facts: &Facts, config: &ModelConfig, options: &Options) {
+    if options.has_field("speculative_config", "model") {
+        let text = "the draft model's weights and cache are not in the memory table; give them with --assume";
+        fit.warnings.push(warning("draft-model-not-planned", text));
+    }
+    if config.has_encoder && facts.model.inventory.is_none() {
+        let text =
+            "the weights of the model's encoder are not in the memory table: they are not here to be counted";
+        fit.warnings.push(warning("encoder-not-planned", text));
+    }
 }
 
 /// The engine refuses to start when less is free than it may use.

@@ -121,3 +121,49 @@ impl Ledger {
         rows
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Budget, Ledger};
+    use crate::plan::overheads::Estimate;
+    use crate::units::Bytes;
+    use proptest::prelude::*;
+
+    fn estimate() -> impl Strategy<Value = Estimate> {
+        (0u64..1 << 36, 0u64..1 << 33, 0u64..1 << 33).prop_map(|(low, more, most)| Estimate {
+            low: Bytes::new(low),
+            likely: Bytes::new(low + more),
+            high: Bytes::new(low + more + most),
+            source: String::new(),
+        })
+    }
+
+    fn ledger(utilization: u64) -> impl Strategy<Value = Ledger> {
+        (0u64..1 << 38, estimate(), estimate(), estimate(), estimate()).prop_map(
+            move |(total, weights, activations, graphs, outside)| {
+                let budget = Budget { total: Bytes::new(total), utilization, free: None, assumed: false };
+                Ledger { budget, weights, activations, graphs, outside }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn the_ledger_never_exceeds_the_memory(ledger in ledger(920)) {
+            let [worst, likely, best] = ledger.available();
+            prop_assert!(worst <= likely && likely <= best && best <= ledger.budget.requested());
+            prop_assert!(ledger.budget.requested() <= ledger.budget.total.checked_add(Bytes::new(1)).expect("small"));
+            let used: Bytes = [&ledger.weights, &ledger.activations, &ledger.graphs, &ledger.outside].iter().map(|e| e.likely).sum();
+            prop_assert!(likely == Bytes::ZERO || likely.checked_add(used).expect("small") <= ledger.budget.requested());
+        }
+
+        #[test]
+        fn a_larger_share_never_leaves_less(ledger in ledger(500), more in 0u64..500) {
+            let mut larger = ledger.clone();
+            larger.budget.utilization += more;
+            for (small, large) in ledger.available().into_iter().zip(larger.available()) {
+                prop_assert!(small <= large);
+            }
+        }
+    }
+}

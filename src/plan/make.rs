@@ -101,6 +101,7 @@ pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result
     let (env, env_settings) = environment(settings, facts, &fit, &layout, cache);
     let mut listed_settings = kdeploy_settings(settings);
     listed_settings.extend(options.listed());
+    listed_settings.extend(sampling_defaults(facts));
     listed_settings.extend(env_settings);
     let mut unset: Vec<String> = UNSET.iter().map(|name| (*name).to_owned()).collect();
     unset.retain(|name| !env.contains_key(name));
@@ -303,6 +304,16 @@ fn kdeploy_settings(settings: &Settings) -> Vec<PlannedSetting> {
         duration("start_total", &settings.deadlines.start_total),
         duration("warmup", &settings.deadlines.warmup),
     ]
+}
+
+/// What a request gets that does not say otherwise: vLLM takes it from the model.
+fn sampling_defaults(facts: &Facts) -> impl Iterator<Item = PlannedSetting> + '_ {
+    facts.model.sampling_defaults.iter().map(|(name, value)| PlannedSetting {
+        name: format!("sampling.{name}"),
+        value: value.clone(),
+        origin: crate::config::Origin::profile("generation_config.json of the model"),
+        reason: "what a request gets that does not say otherwise".to_owned(),
+    })
 }
 
 fn planned_model(settings: &Settings, facts: &Facts) -> PlannedModel {

@@ -60,6 +60,8 @@ pub(crate) fn activations(config: &ModelConfig, options: OverheadOptions<'_>) ->
     let experts = if sizes.experts.is_some() { mib(410).as_u64() } else { 0 };
     let likely_sampler =
         if options.version.is_at_least(RUNNER_V2.0, RUNNER_V2.1) { sampler * 3 / 5 } else { sampler };
+    // Encoders cost 0.3 to 0.4 GiB on top (Gemma-3, Kimi-VL).
+    let experts = experts + if config.has_encoder { mib(350).as_u64() } else { 0 };
     let source = format!(
         "larger of 2 x {} x (3 x {} + 4 x {hidden}) and 15.5 x {} x {vocab}",
         options.batched_tokens,

@@ -8,7 +8,8 @@ use super::files::read_small;
 use super::weights::{WeightFileError, read_weight_file};
 use crate::facts::{
     MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, Quantization, WeightInventory,
-    parse_json_object, parse_model_config, parse_quantization, parse_tokenizer_config, parse_weight_index,
+    parse_generation_config, parse_json_object, parse_model_config, parse_quantization,
+    parse_tokenizer_config, parse_weight_index,
 };
 use crate::units::Bytes;
 
@@ -205,6 +206,12 @@ fn read_directory(
     if config.quantization.is_none() {
         config.quantization = read_quantization(&path)?;
     }
+    let generation_path = path.join("generation_config.json");
+    let sampling_defaults = match read_file(&generation_path, MAX_CONFIG_BYTES)? {
+        Some(bytes) => parse_generation_config(&bytes)
+            .map_err(|source| ModelError::Broken { path: generation_path, source })?,
+        None => BTreeMap::new(),
+    };
     let mut notes = Vec::new();
     let (weights, inventory) = match weigh(&path, &files) {
         Ok((weights, names)) => (Some(weights), read_inventory(&path, &names, config.layers)?),
@@ -222,6 +229,7 @@ fn read_directory(
         config: Some(config),
         weights,
         inventory,
+        sampling_defaults,
         has_chat_template: Some(
             template_file || tokenizer.is_some_and(|tokenizer| tokenizer.has_chat_template),
         ),

@@ -65,6 +65,8 @@ fn the_newcomers_way_once_and_again() {
     assert_eq!(requirements, "torch==2.13.0; platform_machine == \"x86_64\"\n");
     machine.run(&["status"]).expect(3);
     machine.assert_no_processes();
+    // Steps ran in a directory of kdeploy's own, which is gone, and not in the user's.
+    assert!(!machine.path("imported-from-here").exists() && !machine.path("cache/scratch").exists());
 
     fs::remove_file(machine.path("python.log")).unwrap();
     let second = machine.run(&["quickstart", "--json"]).expect(0).json();
@@ -121,6 +123,28 @@ fn each_trouble_has_its_own_words_and_leaves_no_whole_engine() {
         assert!(!log.contains("s3cr3t"), "credentials: {log}");
         machine.run(&["status"]).expect(3);
     }
+}
+
+#[test]
+fn a_shim_that_does_not_work_hides_no_python_that_does() {
+    let machine = machine("");
+    let shim = machine
+        .write("shims/python3.12", "#!/bin/sh\necho 'pyenv: python3.12: command not found' >&2\nexit 127\n");
+    fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", machine.path("shims").display(), machine.path("bin").display());
+    machine.with("PATH", &path).run(&["quickstart", "--install-only"]).expect(0);
+}
+
+#[test]
+fn an_engine_of_another_version_is_not_taken() {
+    let machine = machine("");
+    let marker = machine
+        .write("cache/engines/vllm-0.32.0-cpu/kdeploy-engine.json", "{\"format\": 1, \"vllm\": \"0.31.0\"}");
+    for directory in ["cache/engines", "cache"] {
+        fs::set_permissions(machine.path(directory), fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    machine.run(&["quickstart", "--install-only"]).expect(0);
+    assert!(fs::read_to_string(marker).unwrap().contains("0.32.0"));
 }
 
 #[test]

@@ -42,7 +42,7 @@ install() {
         if [ "$FAKE_PYTHON_FAULT" = broken-engine ]; then
             printf '#!/bin/sh\necho "ImportError: libcudart.so.13: cannot open shared object file"\nexit 1\n' > "$here/vllm"
         else
-            cp "$FAKE_VLLM" "$here/vllm"
+            cp "$FAKE_VLLM" "$here/vllm"; : > imported-from-here
         fi
         chmod +x "$here/vllm" ;;
     *requirements.txt*)
@@ -53,7 +53,7 @@ install() {
 }
 
 case "$1 $2" in
-"-c import"*)
+"-I -c")
     echo "3 12"
     if [ "$FAKE_PYTHON_FAULT" = no-venv ]; then echo "no venv"; else echo venv; fi ;;
 "-m venv")

@@ -63,19 +63,26 @@ pub async fn find_pythons(given: Option<&str>, env: &BTreeMap<String, String>) -
         None => names.chain(["python3".to_owned(), "python".to_owned()]).collect(),
     };
     for name in candidates {
-        let path = if name.contains('/') { Some(Utf8PathBuf::from(&name)) } else { find_program(&name, env) };
-        let Some(path) = path else {
-            pythons.tried.push(format!("{name}: not in PATH"));
-            continue;
+        let paths = if name.contains('/') {
+            vec![Utf8PathBuf::from(&name)]
+        } else {
+            find_programs(&name, env).collect()
         };
-        match ask(&path).await {
-            Ok((version, has_venv)) => {
-                let (major, minor) = version;
-                let venv = if has_venv { "" } else { ", without venv" };
-                pythons.tried.push(format!("{path}: Python {major}.{minor}{venv}"));
-                pythons.found.push(Python { path, version, has_venv });
+        if paths.is_empty() {
+            pythons.tried.push(format!("{name}: not in PATH"));
+        }
+        // A shim that does not work may hide one that does.
+        for path in paths {
+            match ask(&path).await {
+                Ok((version, has_venv)) => {
+                    let (major, minor) = version;
+                    let venv = if has_venv { "" } else { ", without venv" };
+                    pythons.tried.push(format!("{path}: Python {major}.{minor}{venv}"));
+                    pythons.found.push(Python { path, version, has_venv });
+                    break;
+                }
+                Err(reason) => pythons.tried.push(format!("{path}: {reason}")),
             }
-            Err(reason) => pythons.tried.push(format!("{path}: {reason}")),
         }
     }
     pythons
@@ -83,7 +90,8 @@ pub async fn find_pythons(given: Option<&str>, env: &BTreeMap<String, String>) -
 
 async fn ask(path: &Utf8Path) -> Result<((u32, u32), bool), String> {
     let mut command = Command::new(path);
-    command.arg("-c").arg(QUESTION).stdin(Stdio::null()).kill_on_drop(true);
+    // Isolated: what lies in the working directory is not imported.
+    command.args(["-I", "-c", QUESTION]).stdin(Stdio::null()).kill_on_drop(true);
     for name in ["PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"] {
         command.env_remove(name);
     }
@@ -104,14 +112,20 @@ async fn ask(path: &Utf8Path) -> Result<((u32, u32), bool), String> {
     }
 }
 
-/// A program in PATH.
+/// The first program of this name in PATH.
 #[must_use]
 pub fn find_program(name: &str, env: &BTreeMap<String, String>) -> Option<Utf8PathBuf> {
-    let path = env.get("PATH")?;
-    path.split(':')
-        .filter(|folder| folder.starts_with('/'))
-        .map(|folder| Utf8Path::new(folder).join(name))
-        .find(|program| {
-            program.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
-        })
+    find_programs(name, env).next()
+}
+
+/// All programs of this name in PATH, in its order.
+fn find_programs<'a>(
+    name: &'a str,
+    env: &'a BTreeMap<String, String>,
+) -> impl Iterator<Item = Utf8PathBuf> + 'a {
+    let path = env.get("PATH").map(String::as_str).unwrap_or_default();
+    let folders = path.split(':').filter(|folder| folder.starts_with('/'));
+    folders.map(move |folder| Utf8Path::new(folder).join(name)).filter(|program| {
+        program.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    })
 }

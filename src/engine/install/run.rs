@@ -31,14 +31,18 @@ const REMOVED: &[&str] = &[
     "PYTHONPATH",
     "PYTHONHOME",
     "PYTHONSTARTUP",
+    "PYTHONUSERBASE",
     "VIRTUAL_ENV",
     "PIP_REQUIRE_VIRTUALENV",
-    "PIP_USER",
     "PIP_TARGET",
     "PIP_PREFIX",
-    "KDEPLOY_API_KEY",
+    "PIP_ROOT",
+    "PIP_PYTHON",
+    "PIP_DRY_RUN",
+    "UV_SYSTEM_PYTHON",
     "VLLM_API_KEY",
     "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
     "NOTIFY_SOCKET",
 ];
 
@@ -56,6 +60,9 @@ pub(super) struct Step<'a> {
 pub struct Workshop<'a> {
     /// Log that every step appends to.
     pub log: &'a Utf8Path,
+    /// Private directory that steps run in and unpack into: nothing that lies in the user's working
+    /// directory is imported, and the space is taken where it was checked.
+    pub scratch: &'a Utf8Path,
     /// Called with each line.
     pub on_line: &'a (dyn Fn(&str) + Send + Sync),
     /// Ends the step.
@@ -70,7 +77,10 @@ impl std::fmt::Debug for Workshop<'_> {
 
 impl Workshop<'_> {
     /// Runs a step to its end.
-    pub(super) async fn run(&self, step: &Step<'_>) -> Result<(), InstallError> {
+    ///
+    /// # Returns
+    /// Its last lines.
+    pub(super) async fn run(&self, step: &Step<'_>) -> Result<Vec<String>, InstallError> {
         if self.cancel.is_cancelled() {
             return Err(InstallError::Cancelled);
         }
@@ -81,7 +91,7 @@ impl Workshop<'_> {
         let command_line = redact_credentials(&shown.join(" "));
         writeln!(log, "$ {command_line}").map_err(|source| log_failed(self.log, source))?;
         let (output, writer) = std::io::pipe().map_err(spawn_failed)?;
-        let mut child = spawn(step, writer).map_err(spawn_failed)?;
+        let mut child = spawn(step, writer, self.scratch).map_err(spawn_failed)?;
         let (lines_tx, mut lines) = mpsc::unbounded_channel::<(u64, String)>();
         let path = self.log.to_owned();
         let reader = tokio::task::spawn_blocking(move || copy_output(output, log, &path, &lines_tx));
@@ -113,7 +123,7 @@ impl Workshop<'_> {
             return Err(error);
         }
         if status.success() {
-            return Ok(());
+            return Ok(tail.into_iter().map(|(_, line)| line).collect());
         }
         let text: String = tail.iter().map(|(_, line)| format!("{line}\n")).collect();
         Err(InstallError::Step {
@@ -136,24 +146,34 @@ fn open_log(path: &Utf8Path) -> Result<File, InstallError> {
     opened.map_err(|source| log_failed(path, source))
 }
 
-fn spawn(step: &Step<'_>, output: std::io::PipeWriter) -> std::io::Result<Child> {
+fn spawn(step: &Step<'_>, output: std::io::PipeWriter, scratch: &Utf8Path) -> std::io::Result<Child> {
     let errors = output.try_clone()?;
     let mut command = Command::new(step.program);
     command.args(&step.arguments).stdin(Stdio::null()).stdout(output).stderr(errors);
     for name in REMOVED {
         command.env_remove(name);
     }
-    command.env("PIP_DISABLE_PIP_VERSION_CHECK", "1").env("PIP_NO_INPUT", "1").env("PYTHONUNBUFFERED", "1");
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("KDEPLOY_")) {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(scratch).env("TMPDIR", scratch).kill_on_drop(true);
+    // Without this a `user = true` in pip's own settings would lead out of the environment.
+    command.env("PIP_USER", "0").env("PIP_NO_INPUT", "1").env("PIP_DISABLE_PIP_VERSION_CHECK", "1");
+    command.env("PYTHONUNBUFFERED", "1");
     command.envs(step.env.iter().map(|(name, value)| (*name, value.as_str())));
-    // SAFETY: setsid and prctl are async-signal-safe and allocate nothing.
+    let parent = nix::unistd::getpid();
+    // SAFETY: setsid, prctl and getppid are async-signal-safe and allocate nothing.
     #[expect(unsafe_code, reason = "std has no stable way to start a child in its own session")]
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
             nix::unistd::setsid()?;
             // A killed kdeploy leaves no installer behind. Bound to the thread that forks: a runtime
             // thread, which lives as long as the process.
             nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
-            Ok(())
+            // A parent that died before this line sends nothing any more.
+            if nix::unistd::getppid() == parent { Ok(()) } else { Err(nix::errno::Errno::ESRCH.into()) }
         });
     }
     command.spawn()

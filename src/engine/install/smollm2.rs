@@ -60,8 +60,6 @@ async fn make(
         env: vec![
             ("PYTHONPATH", fetched.to_string()),
             ("HF_HUB_OFFLINE", "1".to_owned()),
-            // What it compiles and caches goes with the fetched files.
-            ("TMPDIR", fetched.to_string()),
             ("TORCHINDUCTOR_CACHE_DIR", fetched.join("torchinductor").to_string()),
         ],
     };

@@ -88,7 +88,13 @@ pub async fn install_vllm(
         arguments: vec!["--version".to_owned()],
         env: vec![("VLLM_TARGET_DEVICE", "cpu".to_owned()), ("VLLM_NO_USAGE_STATS", "1".to_owned())],
     };
-    workshop.run(&check).await
+    let said = workshop.run(&check).await?;
+    if said.iter().any(|line| line.contains(VLLM_VERSION)) {
+        Ok(())
+    } else {
+        let what = format!("version {VLLM_VERSION} (`vllm --version` says `{}`)", said.join(" "));
+        Err(InstallError::NotWhole { what })
+    }
 }
 
 fn venv<'a>(target: &Utf8Path, python: &'a Utf8Path, installer: &'a Installer) -> Step<'a> {
@@ -97,7 +103,9 @@ fn venv<'a>(target: &Utf8Path, python: &'a Utf8Path, installer: &'a Installer) -
         Installer::Uv(uv) => Step {
             what,
             program: uv,
-            arguments: ["venv", "--python", python.as_str(), target.as_str()].map(str::to_owned).to_vec(),
+            arguments: ["venv", "--seed", "--python", python.as_str(), target.as_str()]
+                .map(str::to_owned)
+                .to_vec(),
             env: Vec::new(),
         },
         Installer::Pip => Step {
@@ -127,7 +135,8 @@ async fn name_as_vllm(
     workshop.run(&make).await?;
     let wheel = target.join(format!("vllm-{VLLM_VERSION}+cpu-py3-none-any.whl"));
     let arguments = ["--no-deps", wheel.as_str()];
-    workshop.run(&installer.install(python, "install vLLM's metadata", &arguments)).await
+    workshop.run(&installer.install(python, "install vLLM's metadata", &arguments)).await?;
+    Ok(())
 }
 
 /// METADATA of the installed package.
