@@ -11,6 +11,8 @@ pub struct AttentionLayout {
     pub sliding: Option<WindowedLayers>,
     /// Layers that cache the current chunk only.
     pub chunked: Option<WindowedLayers>,
+    /// Layers of a decoder that look at the encoder: they cache its tokens, once per request.
+    pub cross: Option<WindowedLayers>,
     /// Layers with a state of fixed size per request.
     pub state: Option<StateLayers>,
     /// Head size of the sparse indexer, which has one more cache beside each full layer's.
@@ -93,6 +95,18 @@ const UNKNOWN_KEYS: &[&str] = &[
 
 /// Models all of whose layers slide when `sliding_window` is set and no pattern is given.
 const ALL_SLIDE: &[&str] = &["mistral", "mixtral", "phi3", "phimoe", "starcoder2"];
+
+/// Whisper: a decoder whose layers each have a cache of their own and one of the encoder's tokens.
+#[must_use]
+pub fn parse_encoder_decoder(config: &Value) -> Option<AttentionLayout> {
+    if config.get("model_type").and_then(Value::as_str) != Some("whisper") {
+        return None;
+    }
+    let whole = |key: &str| config.get(key).and_then(Value::as_u64).filter(|n| *n > 0);
+    let layers = whole("decoder_layers")?;
+    let cross = Some(WindowedLayers { layers, tokens: whole("max_source_positions")? });
+    Some(AttentionLayout { full: layers, cross, ..AttentionLayout::default() })
+}
 
 /// Reads the layout of `layers` layers. What is not known is named and leaves the layout empty.
 #[must_use]
@@ -260,7 +274,7 @@ fn parse_mamba2(text: &Value) -> Option<(StateLayers, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{AttentionLayout, StateShape, WindowedLayers, parse_attention};
+    use super::{AttentionLayout, StateShape, WindowedLayers, parse_attention, parse_encoder_decoder};
     use serde_json::{Value, json};
 
     fn parse(value: &Value, layers: u64) -> AttentionLayout {
@@ -311,6 +325,14 @@ mod tests {
         assert!(matches!(nemotron.state.map(|s| s.shape), Some(StateShape::Mamba2 { state: 128, .. })));
         let sparse = parse(&json!({"index_head_dim": 128, "num_nextn_predict_layers": 1}), 61);
         assert_eq!((sparse.full, sparse.indexer, sparse.prediction_layers), (61, Some(128), 1));
+    }
+
+    #[test]
+    fn a_decoder_that_looks_at_an_encoder_is_counted() {
+        let config = json!({"model_type": "whisper", "decoder_layers": 32, "max_source_positions": 1500});
+        let layout = parse_encoder_decoder(&config).expect("whisper");
+        assert_eq!((layout.full, layout.cross), (32, Some(WindowedLayers { layers: 32, tokens: 1500 })));
+        assert_eq!(parse_encoder_decoder(&json!({"model_type": "t5", "decoder_layers": 32})), None);
     }
 
     #[test]

@@ -19,7 +19,9 @@ mod version;
 mod weights;
 
 pub use architecture::{ArchitectureSizes, parse_architecture};
-pub use attention::{AttentionLayout, StateLayers, StateShape, WindowedLayers, parse_attention};
+pub use attention::{
+    AttentionLayout, StateLayers, StateShape, WindowedLayers, parse_attention, parse_encoder_decoder,
+};
 pub use checkpoint::{
     MAX_INDEX_BYTES, TokenizerFacts, WeightIndex, parse_generation_config, parse_tokenizer_config,
     parse_weight_index,

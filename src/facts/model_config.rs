@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::architecture::parse_architecture;
-use super::attention::{AttentionLayout, parse_attention};
+use super::attention::{AttentionLayout, parse_attention, parse_encoder_decoder};
 use super::model::{MlaRanks, ModelConfig};
 use super::quantization::parse_quantization;
 use crate::units::Tokens;
@@ -83,6 +83,9 @@ struct RawText {
     n_layer: Option<Count>,
     num_attention_heads: Option<Count>,
     n_head: Option<Count>,
+    decoder_layers: Option<Count>,
+    decoder_attention_heads: Option<Count>,
+    d_model: Option<Count>,
     num_key_value_heads: Option<Count>,
     num_kv_heads: Option<Count>,
     head_dim: Option<Count>,
@@ -138,10 +141,10 @@ pub fn parse_model_config(
         Some(Count::One(n)) if *n > 0 => Some(*n),
         _ => None,
     };
-    let layers = one(&text.num_hidden_layers).or(one(&text.n_layer));
+    let layers = one(&text.num_hidden_layers).or(one(&text.n_layer)).or(one(&text.decoder_layers));
     let (attention, irregular_attention) = read_attention(&value, text_value, &text, layers);
-    let heads = one(&text.num_attention_heads).or(one(&text.n_head));
-    let hidden = one(&text.hidden_size).or(one(&text.n_embd));
+    let heads = one(&text.num_attention_heads).or(one(&text.n_head)).or(one(&text.decoder_attention_heads));
+    let hidden = one(&text.hidden_size).or(one(&text.n_embd)).or(one(&text.d_model));
     let kv_heads = one(&text.num_key_value_heads).or(one(&text.num_kv_heads)).or(heads);
     let head_dim = one(&text.head_dim).or_else(|| hidden?.checked_div(heads?));
     let mla = text.kv_lora_rank.filter(|rank| *rank > 0).zip(text.qk_rope_head_dim);
@@ -216,6 +219,9 @@ fn read_attention(
     raw: &RawText,
     layers: Option<u64>,
 ) -> (AttentionLayout, Vec<String>) {
+    if let Some(layout) = parse_encoder_decoder(top) {
+        return (layout, Vec::new());
+    }
     let mut found: Vec<String> = Vec::new();
     if top.get("is_encoder_decoder").and_then(Value::as_bool) == Some(true) {
         found.push("is_encoder_decoder".to_owned());

@@ -121,6 +121,7 @@ mod tests {
             version: &"0.32.0".parse().expect("a version"),
             is_cpu: true,
             batched_tokens: 2048,
+            sparse_is_fp8: false,
             prediction_layers: 0,
             speculative_tokens: 0,
         };

@@ -175,6 +175,7 @@ pub(super) fn fit_cpu(
         version: &facts.engine.version,
         is_cpu: true,
         batched_tokens: options.whole("max_num_batched_tokens")?.unwrap_or(CPU_BATCHED_TOKENS),
+        sparse_is_fp8: false,
         prediction_layers: 0,
         speculative_tokens: 0,
     };

@@ -249,6 +249,12 @@ fn kv_options<'a>(
         version: &facts.engine.version,
         is_cpu: false,
         batched_tokens,
+        sparse_is_fp8: facts
+            .gpus
+            .gpus
+            .first()
+            .and_then(|gpu| gpu.compute_capability)
+            .is_some_and(|capability| capability.major == 12),
         prediction_layers: if speculative_tokens > 0 { prediction } else { 0 },
         speculative_tokens,
     })

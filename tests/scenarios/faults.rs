@@ -55,7 +55,7 @@ fn the_failure_is_the_document_with_json() {
 fn a_start_that_stands_still_is_ended() {
     let machine = Machine::new().with("FAKE_VLLM_FAULT", "hang-at-weights");
     let (engine, model) = (machine.fake_engine(), machine.model());
-    let profile = machine.write("slow.toml", "schema = 1\n[launch]\nstart_stall = \"2s\"\n");
+    let profile = machine.write("slow.toml", "schema = 1\n[launch]\nstart_stall = \"5s\"\n");
     let said = machine
         .run(&[
             "up",

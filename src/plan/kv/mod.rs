@@ -27,6 +27,8 @@ pub(crate) struct KvOptions<'a> {
     pub is_cpu: bool,
     /// `--max-num-batched-tokens`, for windows.
     pub batched_tokens: u64,
+    /// Does the only sparse backend of these GPUs store its own FP8 form whatever was asked (SM120)?
+    pub sparse_is_fp8: bool,
     /// Layers of multi-token prediction in use, and their tokens a step.
     pub prediction_layers: u64,
     pub speculative_tokens: u64,
@@ -68,7 +70,8 @@ pub(crate) fn kv_layout(config: &ModelConfig, options: KvOptions<'_>) -> Result<
     if !config.irregular_attention.is_empty() {
         return Err(format!("what its layers keep is not known ({})", config.irregular_attention.join(", ")));
     }
-    let element = kv_element(config, options.dtype)?;
+    let forced = options.sparse_is_fp8 && config.mla.is_some() && config.attention.indexer.is_some();
+    let element = kv_element(config, if forced { Some("fp8_ds_mla") } else { options.dtype })?;
     let layout = &config.attention;
     let (token, formula) = match config.mla {
         Some(mla) => {
@@ -106,7 +109,11 @@ pub(crate) fn kv_layout(config: &ModelConfig, options: KvOptions<'_>) -> Result<
         let need = if is_new(&options) { Need::Chunk(chunked.tokens) } else { Need::All };
         kinds.push((need, stage(chunked.layers)));
     }
-    let mut block = options.block.unwrap_or_else(|| default_block(config, &options)).max(1);
+    let block_given = options.block.unwrap_or_else(|| default_block(config, &options)).max(1);
+    if let Some(cross) = layout.cross {
+        kinds.push((Need::Fixed(cross.tokens.div_ceil(block_given)), stage(cross.layers)));
+    }
+    let mut block = block_given;
     if let Some(state) = layout.state {
         let bytes = state_bytes(
             state.shape,

@@ -53,6 +53,7 @@ fn config(facts: &Value) -> ModelConfig {
             full: whole(facts, "full_layers").unwrap_or_else(|| layers("layers")),
             sliding: window("sliding_layers", "sliding_window"),
             chunked: window("chunked_layers", "attention_chunk_size"),
+            cross: None,
             state: gdn,
             indexer: whole(facts, "index_head_dim"),
             prediction_layers: 1,
@@ -84,6 +85,7 @@ fn options<'a>(record: &'a Value, version: &'a EngineVersion) -> KvOptions<'a> {
         version,
         is_cpu: false,
         batched_tokens: record["max_num_batched_tokens"].as_u64().unwrap_or(8192),
+        sparse_is_fp8: false,
         prediction_layers: u64::from(speculative > 0),
         speculative_tokens: speculative,
     }

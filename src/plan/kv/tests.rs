@@ -17,6 +17,7 @@ fn options(version: &EngineVersion) -> KvOptions<'_> {
         version,
         is_cpu: true,
         batched_tokens: 2048,
+        sparse_is_fp8: false,
         prediction_layers: 0,
         speculative_tokens: 0,
     }
@@ -119,6 +120,31 @@ fn what_the_checkpoint_declares_is_followed_as_vllm_does() {
         ..declared("modelopt", mla(0))
     };
     assert_eq!(per_token(&sparse, options(&v)), Ok(78 * (656 + 132)));
+}
+
+#[test]
+fn sparse_mla_on_sm120_stores_its_own_form_whatever_was_asked() {
+    let v = version("0.32.0");
+    let mut sparse = mla(0);
+    sparse.attention = AttentionLayout { full: 78, indexer: Some(128), ..AttentionLayout::default() };
+    assert_eq!(per_token(&sparse, options(&v)), Ok(78 * (1152 + 132)));
+    assert_eq!(per_token(&sparse, KvOptions { sparse_is_fp8: true, ..options(&v) }), Ok(78 * (656 + 132)));
+    assert_eq!(
+        per_token(&mla(61), KvOptions { sparse_is_fp8: true, ..options(&v) }),
+        Ok(70_272),
+        "only sparse ones"
+    );
+}
+
+#[test]
+fn an_encoders_tokens_are_cached_once_per_request() {
+    // Whisper large: 32 layers with 20 heads of 64, 1,500 tokens of the encoder.
+    let v = version("0.32.0");
+    let mut whisper = full(32, 20, 64);
+    whisper.attention.cross = Some(crate::facts::WindowedLayers { layers: 32, tokens: 1500 });
+    let layout = kv_layout(&whisper, KvOptions { is_cpu: false, ..options(&v) }).expect("known");
+    let block = 16 * 20 * 2 * 64 * 2 * 32;
+    assert_eq!(layout.needed(Tokens::new(448)), Bytes::new((28 + 94 + 1) * block));
 }
 
 #[test]
