@@ -217,3 +217,41 @@ fn events_are_lines_of_json_in_order() {
     assert!(stages.windows(2).all(|pair| pair[0] != pair[1]) && stages.contains(&"weights"), "{stages:?}");
     machine.run(&["down", "t"]).expect(0);
 }
+
+/// Several API servers each say that they are up, the last of them after the first one answered.
+#[test]
+fn late_lines_of_a_start_do_not_undo_ready() {
+    let machine = Machine::new().with("FAKE_VLLM_FAULT", "late-lines");
+    machine.run(&[&as_strs(&up_arguments(&machine))[..], &["-d", "--no-smoke"]].concat()).expect(0);
+    machine.run(&["smoke", "t"]).expect(0);
+    machine.wait_until("the second server's lines are captured", || {
+        machine.run(&["logs", "t"]).stdout.matches("Application startup complete.").count() == 2
+    });
+    // Each line of the log is captured before it is read: ask until it must have been read.
+    for _ in 0..5 {
+        machine.run(&["smoke", "t"]).expect(0);
+        machine.run(&["status", "t"]).expect(0);
+    }
+    assert_eq!(machine.record("t")["state"], "ready");
+    let events = std::fs::read_to_string(machine.path("state/t/attempts/1/events.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(events.lines().last().unwrap()).unwrap();
+    assert_eq!(last["event"], "ready", "{events}");
+    machine.run(&["down", "t"]).expect(0);
+}
+
+/// vLLM swallows SIGTERM while it loads and goes on saying how far it is.
+#[test]
+fn a_start_that_is_being_stopped_is_not_called_starting_again() {
+    let machine = Machine::new().with("FAKE_VLLM_STEP_MS", "400");
+    let child = machine.spawn(&as_strs(&up_arguments(&machine)));
+    machine.wait_until("the weights are read", || machine.record_now("t")["detail"] == "weights");
+    send(i32::try_from(child.id()).unwrap(), Signal::SIGINT);
+    machine.finish(child).expect(130);
+    let events = std::fs::read_to_string(machine.path("state/t/attempts/1/events.jsonl")).unwrap();
+    let kinds: Vec<String> = events
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["event"].to_string())
+        .skip_while(|kind| kind != "\"stopping\"")
+        .collect();
+    assert_eq!(kinds, ["\"stopping\"", "\"stopped\""], "{events}");
+}

@@ -7,7 +7,8 @@ shared memory under the same names, leaves the same files behind, binds its port
 late, swallows SIGTERM while it loads, and speaks the same HTTP. Nothing in kdeploy knows of it.
 
 FAKE_VLLM_FAULT   one of: exit-during-load, hang-at-weights, die-on-first-request, die-after-ready,
-                  wrong-answer, empty-answer, truncated, reasoning, ignore-term, other-context
+                  wrong-answer, empty-answer, truncated, reasoning, ignore-term, other-context,
+                  late-lines (a second API server says that it is up while the first one answers)
 FAKE_VLLM_FITS    longest context that is not refused
 FAKE_VLLM_STEP_MS pause at each of the stages of a start (default 20)
 FAKE_VLLM_TOKEN_MS pause before each token (default 1)
@@ -366,6 +367,10 @@ class Handler(BaseHTTPRequestHandler):
                 engine.finished += 1
         if FAULT == "die-after-ready":
             self.die()
+        if FAULT == "late-lines" and engine.finished == 2:
+            for line in recorded("start-vllm-0.32-cpu-compile.log"):
+                if "Available routes" in line or line.startswith(("INFO:     Started", "INFO:     Application startup")):
+                    say(adapt(line, engine))
 
     def die(self):
         for line in recorded("fail-mla-fp8-vllm-0.32-cpu.log"):

@@ -183,15 +183,16 @@ impl Machine {
         serde_json::from_str(&text).expect("a record")
     }
 
+    /// The launch record as it is now; `null` when there is none yet.
+    pub fn record_now(&self, name: &str) -> serde_json::Value {
+        let path = self.path("state").join(name).join("launch.json");
+        serde_json::from_str(&fs::read_to_string(path).unwrap_or_default()).unwrap_or_default()
+    }
+
     /// Waits until a deployment's record says this state.
     #[track_caller]
     pub fn wait_for_state(&self, name: &str, state: &str) {
-        let path = self.path("state").join(name).join("launch.json");
-        self.wait_until(&format!("`{name}` is {state}"), || {
-            let text = fs::read_to_string(&path).unwrap_or_default();
-            let record: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-            record["state"] == state
-        });
+        self.wait_until(&format!("`{name}` is {state}"), || self.record_now(name)["state"] == state);
     }
 
     #[track_caller]

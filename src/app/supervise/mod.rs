@@ -216,7 +216,13 @@ impl Supervisor {
         }
     }
 
+    /// A line of the log named a stage. It counts while the attempt starts: several API servers each say
+    /// that they are up, the last of them after the first one answered, and an engine that is being
+    /// stopped while it loads goes on with both, the load and its log.
     fn take_mark(&mut self, mark: &Mark) -> lifecycle::Event {
+        if !matches!(self.state.phase, Phase::Starting { .. }) {
+            return lifecycle::Event::Mark(mark.stage);
+        }
         self.enter_stage(mark.stage, None);
         if self.stage.is_some_and(|(stage, _)| stage == mark.stage) {
             let mut event = self.event(EventKind::StageProgress).stage(mark.stage);
