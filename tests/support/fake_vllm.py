@@ -349,7 +349,8 @@ class Handler(BaseHTTPRequestHandler):
         except ValueError:
             return self.refuse(400, "There was an error parsing the body", "BadRequestError")
         if request.get("model") != engine.name:
-            return self.refuse(404, f"The model `{request.get('model')}` does not exist.", "NotFoundError")
+            words = f"The model `{request.get('model')}` does not exist. Valid aliases: {engine.name}."
+            return self.refuse(404, words, "NotFoundError")
         if engine.dead or FAULT == "die-on-first-request":
             self.refuse(500, "EngineCore encountered an issue. See stack trace (above) for the root cause.", "InternalServerError")
             if not engine.dead:
@@ -406,11 +407,13 @@ class Handler(BaseHTTPRequestHandler):
             "created": int(time.time()), "model": engine.name,
         }
         if not request.get("stream"):
-            message = {"role": "assistant", "content": "".join(pieces)}
-            choice = {"index": 0, "message": message, "finish_reason": reason}
+            whole = "".join(pieces)
+            part = {"message": {"role": "assistant", "content": whole}} if chat else {"text": whole}
+            choice = {"index": 0, **part, "finish_reason": reason}
+            kind = "chat.completion" if chat else "text_completion"
             with engine.lock:
                 engine.tokens += used
-            return self.send_json(200, {**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+            return self.send_json(200, {**head, "object": kind, "choices": [choice], "usage": usage})
         self.send_response(200)
         self.send_header("content-type", "text/event-stream; charset=utf-8")
         self.send_header("transfer-encoding", "chunked")

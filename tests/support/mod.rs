@@ -1,6 +1,7 @@
 //! What the tests of the built binary share: an isolated machine, the fake engine, a small model,
 //! and the proof that nothing is left.
 
+mod contract;
 mod leftovers;
 pub mod way;
 

@@ -1,6 +1,6 @@
 //! The whole way, with the assertions that hold on every engine, real or fake.
 
-use super::{Machine, Traces};
+use super::{Machine, Traces, contract};
 use serde_json::Value;
 
 /// `up -d` → `status` → `logs` → `smoke` → `bench` → `down`, then the proof that nothing is left.
@@ -23,7 +23,7 @@ pub fn walk(machine: &Machine, up: &[&str], name: &str) {
     check_bench(machine, name);
 
     let record = machine.record(name);
-    check_tree(&record);
+    contract::check(&record);
     let traces = Traces::of(&record);
     let down = machine.run(&["down", name, "--json"]).expect(0).json();
     assert_eq!(down["schema"], "kdeploy/down");
@@ -102,17 +102,4 @@ fn check_bench(machine: &Machine, name: &str) {
         assert!(ttft < e2e, "{run:#}");
     }
     assert_eq!(runs[0]["metrics"]["output_tokens"]["p50"], 122.0, "the story's count: {bench:#}");
-}
-
-/// The processes are those of vLLM, by their titles.
-fn check_tree(record: &Value) {
-    let mut titles = Vec::new();
-    for member in record["members"].as_array().expect("members") {
-        let id = if member["pid"].is_null() { &member["id"] } else { member };
-        let cmdline = std::fs::read(format!("/proc/{}/cmdline", id["pid"])).unwrap_or_default();
-        titles.push(String::from_utf8_lossy(&cmdline).replace('\0', " "));
-    }
-    for expected in ["vllm serve", "resource_tracker", "VLLM::EngineCore", "VLLM::Worker"] {
-        assert!(titles.iter().any(|title| title.contains(expected)), "no {expected} among {titles:#?}");
-    }
 }
