@@ -2,12 +2,13 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "tests end with it")]
 
-#[expect(dead_code, unused_imports, reason = "each test binary uses its own part")]
+#[expect(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/mod.rs"]
 mod support;
 
 mod faults;
 mod install;
+mod kills;
 mod lifecycle;
 mod surface;
 
