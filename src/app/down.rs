@@ -14,6 +14,9 @@ use crate::store::LaunchRecord;
 
 /// What a supervisor may need on top of draining: ten seconds of grace, two kills, cleaning.
 const SUPERVISOR_GRACE: Duration = Duration::from_secs(30);
+/// From one urge to the next: a signal that is sent while the one before is pending is lost (signal(7)),
+/// so the second request of two in a row may never arrive.
+const URGE_EVERY: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Stops one deployment, or all.
@@ -86,14 +89,14 @@ async fn ask(
         (false, None) => record.plan.timeouts.drain() + SUPERVISOR_GRACE,
     };
     let began = Instant::now();
-    let mut urged = false;
+    let mut urged: Option<Instant> = None;
     while supervisor_lives(record) {
-        if !urged && began.elapsed() >= patience {
+        if began.elapsed() >= patience && urged.is_none_or(|last| last.elapsed() >= URGE_EVERY) {
             step.update("skipping the wait");
             engine::terminate(&record.supervisor).map_err(os)?;
-            urged = true;
+            urged = Some(Instant::now());
         }
-        if urged && began.elapsed() >= patience + SUPERVISOR_GRACE {
+        if began.elapsed() >= patience + SUPERVISOR_GRACE {
             return Err(Diagnostic::new(
                 ErrorCode::StopIncomplete,
                 format!("`{}` does not stop", record.name),

@@ -179,6 +179,17 @@ fn a_second_ctrl_c_skips_the_wait_and_not_the_cleaning() {
 }
 
 #[test]
+fn a_forced_down_does_not_wait_for_requests() {
+    let machine = Machine::new().with("FAKE_VLLM_FAULT", "ignore-term");
+    let profile = machine.write("long.toml", LONG_DRAIN);
+    run(&machine, &["-d", "-p", profile.to_str().unwrap()]).expect(0);
+    let traces = Traces::of(&machine.record("t"));
+    machine.run(&["down", "t", "--force"]).expect(0);
+    traces.assert_gone();
+    machine.assert_no_processes();
+}
+
+#[test]
 fn a_stopped_engine_does_not_hold_up_the_end() {
     let machine = Machine::new();
     run(&machine, &["-d"]).expect(0);
