@@ -1,7 +1,7 @@
 //! `kdeploy up`: facts, plan, start, warm up, check; then stay and supervise, or leave a supervisor
 //! behind.
 
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -217,8 +217,12 @@ fn finish(app: &App, plan: &Plan, ended: Ended, events_on_stdout: bool) -> Resul
 }
 
 fn interrupted(plan: &Plan) -> Diagnostic {
+    interrupted_before(plan).did("ended the engine and removed what it left")
+}
+
+/// The same, when nothing was started yet.
+fn interrupted_before(plan: &Plan) -> Diagnostic {
     Diagnostic::new(ErrorCode::Interrupted, format!("`{}` was stopped before it was ready", plan.name))
-        .did("ended the engine and removed what it left")
         .retry(Retry::Later)
 }
 
@@ -300,6 +304,10 @@ pub(super) async fn detach(
         }
     }
     let status = child.wait().await.map_err(|error| io_error(&error))?;
+    if stopping && status.signal() == Some(nix::sys::signal::Signal::SIGTERM as i32) {
+        // It did not listen to signals yet, which it does before it starts anything.
+        return Err(interrupted_before(plan));
+    }
     Err(Diagnostic::new(ErrorCode::Bug, "the supervisor ended without a word")
         .fact("supervisor", status.to_string())
         .fact(deployment.join(SUPERVISOR_LOG).as_str(), last_words(&deployment.join(SUPERVISOR_LOG))))

@@ -5,6 +5,7 @@ use super::support::{Machine, Traces, free_port, send, shm_names};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::process::Child;
+use std::time::{Duration, Instant};
 
 /// `up` of the fake engine under the name `t`.
 fn up(machine: &Machine, extra: &[&str]) -> Vec<String> {
@@ -157,6 +158,26 @@ fn shared_memory_of_a_launch_that_was_killed_whole_is_removed_and_no_other() {
     traces.assert_gone();
     assert!(shm_names().contains(&foreign), "another program's object was removed: {down:#}");
     std::fs::remove_file(path).unwrap();
+}
+
+/// The supervisor that is left behind does not listen to signals from its first instant on.
+#[test]
+fn ctrl_c_right_after_a_detached_start_is_no_bug() {
+    let machine = Machine::new();
+    let child = spawn(&machine, &["-d"]);
+    let plan = machine.path("state/t/plan.json");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !plan.exists() {
+        std::hint::spin_loop(); // a pause would miss the instant
+        assert!(Instant::now() < deadline, "no plan was kept");
+    }
+    send(i32::try_from(child.id()).unwrap(), Signal::SIGINT);
+    let said = machine.finish(child).expect(130);
+    assert!(said.stderr.contains("error[interrupted]"), "{said:?}");
+    machine.assert_no_processes();
+    machine.run(&["down", "t"]).expect(3);
+    run(&machine, &["-d"]).expect(0);
+    machine.run(&["down", "t"]).expect(0);
 }
 
 /// A drain that outlasts every patience of these tests: only an urged end is in time.
