@@ -66,7 +66,11 @@ pub async fn logs(app: &App, args: &LogsArgs) -> Result<Exit, Diagnostic> {
         }
         show(app, &lines);
     }
-    if args.follow { follow(app, &name, &attempt, offset, view).await } else { Ok(Exit::Done) }
+    if args.follow {
+        follow(app, &name, attempt, args.attempt.is_some(), offset, view).await
+    } else {
+        Ok(Exit::Done)
+    }
 }
 
 /// How lines are picked and shown.
@@ -99,19 +103,22 @@ fn clean(line: &str) -> String {
     line.chars().filter(|c| *c == '\t' || !c.is_control()).collect()
 }
 
-/// Goes on as the log grows, until the deployment ends or the reader goes away.
+/// Goes on as the log grows, over the attempts of one launch unless one of them was asked for, until
+/// the launch ends or the reader goes away.
 async fn follow(
     app: &App,
     name: &DeploymentName,
-    attempt: &AttemptDir,
+    mut attempt: AttemptDir,
+    is_pinned: bool,
     mut offset: u64,
     mut view: View,
 ) -> Result<Exit, Diagnostic> {
-    let path = attempt.engine_log();
+    let launch = app.record(name)?.map(|record| record.began);
     let mut was_live = false;
     loop {
         // Asked first: what was written before the end is read after it was seen.
         let over = !is_live(app, name, attempt.number)?;
+        let path = attempt.engine_log();
         was_live |= !over;
         loop {
             let chunk = read_from(&path, offset).map_err(|error| io_error(&error))?;
@@ -128,6 +135,21 @@ async fn follow(
         if over {
             if !view.raw {
                 show(app, &view.rest());
+            }
+            let record = app.record(name)?.filter(|r| r.state.is_live() && Some(r.began) == launch);
+            if let Some(newer) = record.filter(|r| r.attempt > attempt.number).map(|r| r.attempt) {
+                if is_pinned {
+                    app.ui.say(&format!(
+                        "attempt {} of `{name}` ended; attempt {newer} follows",
+                        attempt.number
+                    ));
+                    return Ok(Exit::Done);
+                }
+                if let Some(next) = find(app, name, Some(newer))? {
+                    (attempt, offset) = (next, 0);
+                    view.splitter = LineSplitter::default();
+                    continue;
+                }
             }
             app.ui.say(&format!("`{name}` is not running any more"));
             // Following to the end is what was asked for; an end that had been before is an answer too.

@@ -4,6 +4,7 @@
 use super::support::{Machine, Traces, free_port, send, shm_names};
 use nix::sys::signal::Signal;
 use serde_json::Value;
+use std::io::{BufRead as _, BufReader};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
@@ -100,6 +101,30 @@ fn a_killed_engine_is_started_again_on_the_same_port() {
     machine.run(&["smoke", "t"]).expect(0);
     machine.run(&["down", "t"]).expect(0);
     traces.assert_gone();
+}
+
+#[test]
+fn a_followed_log_goes_on_with_the_next_attempt() {
+    let machine = Machine::new();
+    run(&machine, &["-d"]).expect(0);
+    let pinned = machine.spawn(&["logs", "-f", "t", "-n", "1", "--attempt", "1"]);
+    let mut follower = machine.spawn(&["logs", "-f", "t", "-n", "1"]);
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines().map(Result::unwrap);
+    lines.next().unwrap(); // it follows
+    send(pid_of(&machine.record("t"), "VLLM::EngineCore"), Signal::SIGKILL);
+    machine.wait_until("the second attempt is ready", || {
+        let record = machine.record_now("t");
+        record["attempt"] == 2 && record["state"] == "ready"
+    });
+    let one = machine.finish(pinned).expect(0);
+    assert!(!one.stdout.contains("Resolved architecture") && !one.stderr.contains("not running"), "{one:?}");
+    machine.run(&["down", "t"]).expect(0);
+    let rest: Vec<String> = lines.collect();
+    let said = machine.finish(follower).expect(0);
+    for line in ["Resolved architecture", "Application startup complete.", "Finished server process"] {
+        assert!(rest.iter().any(|said| said.contains(line)), "no `{line}` of attempt 2: {rest:#?}\n{said:?}");
+    }
+    assert_eq!(said.stderr.matches("not running any more").count(), 1, "{said:?}");
 }
 
 #[test]
