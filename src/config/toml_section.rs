@@ -8,10 +8,11 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{ConfigError, nearest};
 use super::origin::{Origin, Setting};
+use super::predicate::Predicate;
 
 /// A file: its shown name and its text, so that offsets become lines.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Source<'a> {
+pub(crate) struct Source<'a> {
     pub file: &'a str,
     pub text: &'a str,
 }
@@ -26,7 +27,7 @@ impl Source<'_> {
 
 /// One table that is being read.
 #[derive(Debug)]
-pub(super) struct Section<'a> {
+pub(crate) struct Section<'a> {
     pub source: Source<'a>,
     /// Dotted name; empty at the top.
     pub name: String,
@@ -105,6 +106,18 @@ impl<'a> Section<'a> {
         })
     }
 
+    /// A condition over facts.
+    pub fn predicate(&self, key: &'static str) -> Found<Predicate> {
+        let Some(value) = self.find(key) else { return Ok(None) };
+        let predicate = Predicate::read(self.source, &self.full_name(key), value)?;
+        Ok(Some(Setting::new(predicate, Origin::profile(self.source.place(value.span().start)))))
+    }
+
+    /// Any value, as JSON.
+    pub fn json(&self, key: &'static str) -> Found<Value> {
+        self.read(key, "must be a value", |value| Some(to_json(value)))
+    }
+
     /// A table inside this one.
     pub fn section(&self, key: &'static str) -> Result<Option<Section<'a>>, ConfigError> {
         let Some(value) = self.find(key) else { return Ok(None) };
@@ -156,7 +169,7 @@ impl<'a> Section<'a> {
 }
 
 /// A TOML value as JSON; dates become texts.
-pub(super) fn to_json(value: &DeValue<'_>) -> Value {
+pub(crate) fn to_json(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::String(text.to_string()),
         DeValue::Integer(integer) => {

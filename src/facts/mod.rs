@@ -13,6 +13,7 @@ mod host;
 mod kv_support;
 mod model;
 mod model_config;
+mod named;
 mod process;
 mod quantization;
 mod safetensors;
@@ -39,6 +40,7 @@ pub use host::{HostFacts, MemoryReading, apply_memory_limit, parse_cpu_flags, pa
 pub use kv_support::{AttentionKind, KvDevice, KvQuestion, KvSupport, followed_kv_cache, is_fp8, kv_support};
 pub use model::{DeclaredKvCache, MlaRanks, ModelConfig, ModelFacts, Quantization, WeightFormat};
 pub use model_config::{MAX_CONFIG_BYTES, ModelConfigError, parse_json_object, parse_model_config};
+pub use named::{FACT_NAMES, FactKind, FactSet, FactValue, fact_kind};
 pub use process::{ProcId, RuntimeDir, ShmObject, StopReport};
 pub use quantization::parse_quantization;
 pub use safetensors::{
