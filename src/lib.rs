@@ -20,6 +20,7 @@
 //! | [`units`] | bytes, tokens, durations: typed, printed and parsed | pure leaf |
 //! | [`facts`] | what is known of host, GPUs, checkpoint, engine | pure |
 //! | [`config`] | profiles, environment and flags merged, origin of every value kept | pure |
+//! | [`patch`] | edits of checkpoint files: matched, applied, proven, shown | pure |
 //! | [`plan`] | facts and settings to argv, environment, context, memory, reasons | pure |
 //! | [`lifecycle`] | supervisor state machine, log stages, first error of a failed start | pure |
 //! | [`measure`] | SSE decoding, request records, percentiles, smoke verdicts | pure |
@@ -53,6 +54,7 @@ pub mod engine;
 pub mod facts;
 pub mod lifecycle;
 pub mod measure;
+pub mod patch;
 pub mod plan;
 pub mod probe;
 pub mod report;

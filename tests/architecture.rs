@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const SRC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
 
 /// Rooms without effects, in the order in which they may use each other.
-const PURE: &[&str] = &["units", "facts", "config", "plan", "lifecycle", "measure"];
+const PURE: &[&str] = &["units", "facts", "config", "patch", "plan", "lifecycle", "measure"];
 /// Rooms with effects; they never use each other.
 const EFFECTS: &[&str] = &["probe", "engine", "api", "store"];
 
@@ -17,7 +17,8 @@ fn allowed() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("units", vec![]),
         ("facts", vec!["units"]),
         ("config", vec!["units", "facts"]),
-        ("plan", vec!["units", "facts", "config"]),
+        ("patch", vec!["units", "facts", "config"]),
+        ("plan", vec!["units", "facts", "config", "patch"]),
         ("lifecycle", vec!["units", "facts", "config", "plan"]),
         ("measure", vec!["units", "facts", "config", "plan"]),
         ("report", PURE.to_vec()),
