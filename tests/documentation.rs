@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 use kdeploy::cli::Cli;
 use kdeploy::config::env_vars::ENV_VARS;
 use kdeploy::report::schema::{
-    BenchBody, DownBody, Event, LogsBody, PlanBody, QuickstartBody, SmokeBody, StatusBody, UpBody,
+    BenchBody, DownBody, Event, LogsBody, PatchBody, PlanBody, QuickstartBody, SmokeBody, StatusBody, UpBody,
 };
 use kdeploy::report::{Envelope, ErrorCode, Exit, Failure};
 
@@ -123,6 +123,7 @@ fn the_json_shapes_are_reviewed() {
     shape!("error", Envelope<Failure>);
     shape!("event", Event);
     shape!("logs", Envelope<LogsBody>);
+    shape!("patch", Envelope<PatchBody>);
     shape!("plan", Envelope<PlanBody>);
     shape!("quickstart", Envelope<QuickstartBody>);
     shape!("smoke", Envelope<SmokeBody>);

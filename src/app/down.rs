@@ -10,7 +10,7 @@ use crate::engine;
 use crate::facts::StopReport;
 use crate::report::schema::DownBody;
 use crate::report::{Diagnostic, ErrorCode, Exit, Retry, stop_line};
-use crate::store::LaunchRecord;
+use crate::store::{LaunchRecord, OverlayRemoval, remove_overlay};
 
 /// What a supervisor may need on top of draining: ten seconds of grace, two kills, cleaning.
 const SUPERVISOR_GRACE: Duration = Duration::from_secs(30);
@@ -67,6 +67,11 @@ pub(super) async fn stop(
         report.stopped.extend(again.stopped);
         report.removed.extend(again.removed);
         report.survivors.clear();
+    }
+    if let Some(overlay) = record.plan.overlay.as_ref().filter(|_| !args.keep_overlay)
+        && remove_overlay(&overlay.path).map_err(|error| store_error(&error))? == OverlayRemoval::Removed
+    {
+        report.removed.push(overlay.path.to_string());
     }
     LaunchRecord::remove(&deployment).map_err(|error| store_error(&error))?;
     Ok(ran.then_some(report))

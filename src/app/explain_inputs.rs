@@ -127,7 +127,18 @@ pub(super) fn plan_error(error: &PlanError, facts: &Facts) -> Diagnostic {
             .cause("vLLM refuses it before the load")
             .advice(format!("use --context {} or less", max.as_u64()))
             .advice("a model that can do more: set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 in the environment"),
-        PlanError::NoSuchGpu { .. } => Diagnostic::new(ErrorCode::SettingInvalid, message),
+        PlanError::NoSuchGpu { .. } | PlanError::PatchArgument { .. } => {
+            Diagnostic::new(ErrorCode::SettingInvalid, message)
+        }
+        PlanError::KvTypeUnsupported(refusal) => super::explain_patches::kv_type_refused(refusal, facts),
+        PlanError::NoSuchPatch { .. } => Diagnostic::new(ErrorCode::PatchNotFound, message)
+            .command("see those that there are", "kdeploy patch list"),
+        PlanError::Patch(error) => super::explain_patches::patch_error(error, facts),
+        PlanError::PatchedBroken { .. } => Diagnostic::new(ErrorCode::PatchDoesNotApply, message)
+            .did("changed nothing")
+            .command("serve it as it is", format!("kdeploy up {} --patches none", facts.model.id)),
+        PlanError::ProfileMismatch { .. } => Diagnostic::new(ErrorCode::ProfileMismatch, message)
+            .advice("use a profile for this machine, or take `strict = true` out of its [match]"),
         PlanError::NoGpu { .. } => Diagnostic::new(ErrorCode::EngineUnusable, message)
             .fact(facts.engine.executable.as_str(), format!("vLLM {}", facts.engine.version))
             .command("see the whole way on a CPU", "kdeploy quickstart"),

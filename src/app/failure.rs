@@ -5,7 +5,7 @@ use camino::Utf8Path;
 use std::process::ExitStatus;
 
 use crate::facts::EngineFigures;
-use crate::lifecycle::{Failure, FailureScan};
+use crate::lifecycle::{Failure, FailureScan, FirstError};
 use crate::plan::Plan;
 use crate::report::{Diagnostic, ErrorCode, Retry};
 use crate::units::format_duration;
@@ -24,8 +24,18 @@ pub(super) fn explain(
 ) -> Diagnostic {
     let name = &plan.name;
     let (scan, figures) = heard.unzip();
-    let mut diagnostic =
-        known.or_else(|| refused_context(failure, figures?, plan)).unwrap_or_else(|| describe(failure, plan));
+    let kv_error = scan.and_then(|scan| kv_type_error(scan, plan));
+    let file = log.map_or("engine.log", |path| path.as_str());
+    let of_kv_type = || {
+        let error = kv_error?;
+        let place = format!("{file}:{}", error.line);
+        let diagnostic = super::explain_patches::kv_type_failed(plan.kv_type.as_ref(), &plan.model.id);
+        Some(diagnostic.log_line(place, error.text.clone()))
+    };
+    let mut diagnostic = of_kv_type()
+        .or(known)
+        .or_else(|| refused_context(failure, figures?, plan))
+        .unwrap_or_else(|| describe(failure, plan));
     if let Some(status) = status {
         let meaning = match failure {
             Failure::DiedServing if status.success() => " (vLLM exits 0 after its engine died)",
@@ -33,13 +43,22 @@ pub(super) fn explain(
         };
         diagnostic = diagnostic.fact("main process", format!("{}{meaning}", describe_status(status)));
     }
-    if let Some(scan) = scan {
+    if let Some(scan) = scan.filter(|_| kv_error.is_none()) {
         diagnostic = with_evidence(diagnostic, scan, log);
     }
     if diagnostic.remedy.is_empty() {
         diagnostic = diagnostic.command("read the engine's own words", format!("kdeploy logs {name} -n 100"));
     }
     diagnostic
+}
+
+/// The line that says that the KV cache type does not work. One that tells of types in general counts
+/// only where the plan has a quantised cache.
+pub(super) fn kv_type_error<'a>(scan: &'a FailureScan, plan: &Plan) -> Option<&'a FirstError> {
+    let error = scan.kv_type_error()?;
+    let quantised =
+        plan.kv_type.as_ref().is_some_and(|kv| kv.dtype.starts_with("fp8") || kv.dtype.starts_with("nvfp4"));
+    (error.names_kv_cache || quantised).then_some(&error.error)
 }
 
 /// The engine had less memory for the KV cache than the context needs, and said so.

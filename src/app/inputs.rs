@@ -4,6 +4,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use super::context::{App, io_error, store_error};
 use super::explain_inputs::{config_error, engine_error, model_error, plan_error};
+use super::patch_library::{load_library, read_arguments};
 use crate::cli::LaunchArgs;
 use crate::config::{
     EMBEDDED_PROFILES, LaunchFlags, MemoryItem, NamedProfile, Origin, Setting, Settings, env_vars, nearest,
@@ -13,8 +14,9 @@ use crate::facts::{
     BUILTIN_HARDWARE, EngineFacts, EngineSchema, EngineVersion, Facts, GpuFacts, HostFacts, LearnedBook,
     ModelFacts, ParseVersionError, parse_hardware,
 };
+use crate::patch::PatchLibrary;
 use crate::plan::{Plan, make_plan};
-use crate::probe::{self, EnginePlaces, ModelError, ModelPlaces, PortState};
+use crate::probe::{self, EngineFindError, EnginePlaces, ModelError, ModelPlaces, PortState};
 use crate::report::{Diagnostic, ErrorCode, Retry};
 use crate::store::read_learned;
 use crate::units::Bytes;
@@ -44,6 +46,16 @@ pub(super) struct Elsewhere {
     pub assumed: Vec<(MemoryItem, Bytes)>,
     /// May the weights be missing? Then they are computed.
     pub weights_optional: bool,
+    /// May the engine be missing? Then the newest known one is taken.
+    pub engine_optional: bool,
+}
+
+/// Everything that a plan is made of.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    pub settings: Settings,
+    pub facts: Facts,
+    pub library: PatchLibrary,
 }
 
 /// Reads everything and makes the plan.
@@ -51,8 +63,20 @@ pub(super) struct Elsewhere {
 /// # Errors
 /// When a setting is wrong, or model or engine cannot be used.
 pub(super) async fn plan(app: &App, args: &LaunchArgs, elsewhere: Elsewhere) -> Result<Plan, Diagnostic> {
+    let inputs = read(app, args, elsewhere).await?;
+    make_plan(&inputs.settings, &inputs.facts, &inputs.library, &app.dirs.cache)
+        .map_err(|error| plan_error(&error, &inputs.facts))
+}
+
+/// Reads everything.
+///
+/// # Errors
+/// When a setting is wrong, or model or engine cannot be used.
+pub(super) async fn read(app: &App, args: &LaunchArgs, elsewhere: Elsewhere) -> Result<Inputs, Diagnostic> {
     let mut settings = settings(app, args)?;
     settings.assumed = elsewhere.assumed.iter().copied().collect();
+    let mut library = load_library(app)?;
+    read_arguments(&mut library, &settings)?;
     let env = app.env.clone();
     let (engines, models) = (app.dirs.engines(), app.dirs.models());
     let wanted = settings.clone();
@@ -65,7 +89,7 @@ pub(super) async fn plan(app: &App, args: &LaunchArgs, elsewhere: Elsewhere) -> 
                 Diagnostic::new(ErrorCode::Bug, "reading the facts broke off").cause_chain(&error)
             })??;
     facts.learned = read_learned(&app.dirs.state).map_err(|error| store_error(&error))?;
-    make_plan(&settings, &facts, &app.dirs.cache).map_err(|error| plan_error(&error, &facts))
+    Ok(Inputs { settings, facts, library })
 }
 
 fn settings(app: &App, args: &LaunchArgs) -> Result<Settings, Diagnostic> {
@@ -95,6 +119,8 @@ fn flags(args: &LaunchArgs) -> LaunchFlags {
         kv_cache_dtype: args.kv_cache_dtype.clone(),
         set: args.set.clone(),
         max_attempts: args.max_attempts,
+        patches: args.patches.clone(),
+        force_preflight: args.force_preflight.clone(),
         no_smoke: args.no_smoke,
         vllm_flags: args.vllm_flags.clone(),
     }
@@ -148,6 +174,29 @@ fn no_profile(app: &App, given: &str, near: Option<String>) -> Diagnostic {
     }
 }
 
+/// Name and directory of the model; it need not be whole.
+///
+/// # Errors
+/// When a setting is wrong, or the model is not on this machine.
+pub(super) fn model_directory(app: &App, args: &LaunchArgs) -> Result<(String, Utf8PathBuf), Diagnostic> {
+    let settings = settings(app, args)?;
+    let (models, working_dir) = (app.dirs.models(), working_dir()?);
+    let places =
+        ModelPlaces { managed: &models, env: &app.env, working_dir: &working_dir, weights_optional: true };
+    let id = settings.model.value;
+    let revision = settings.revision.as_ref().map(|revision| revision.value.as_str());
+    let (path, _) = probe::find_model(&id, revision, places).map_err(|error| model_error(&error, &id))?;
+    Ok((id, path))
+}
+
+fn working_dir() -> Result<Utf8PathBuf, Diagnostic> {
+    std::env::current_dir()
+        .and_then(|dir| {
+            Utf8PathBuf::from_path_buf(dir).map_err(|_| std::io::Error::other("its path is not UTF-8"))
+        })
+        .map_err(|error| io_error(&error).cause(format!("the working directory: {error}")))
+}
+
 fn gather(
     settings: &Settings,
     env: &std::collections::BTreeMap<String, String>,
@@ -155,11 +204,7 @@ fn gather(
     online: bool,
     elsewhere: &Elsewhere,
 ) -> Result<Facts, Diagnostic> {
-    let working_dir = std::env::current_dir()
-        .and_then(|dir| {
-            Utf8PathBuf::from_path_buf(dir).map_err(|_| std::io::Error::other("its path is not UTF-8"))
-        })
-        .map_err(|error| io_error(&error).cause(format!("the working directory: {error}")))?;
+    let working_dir = working_dir()?;
     let revision = settings.revision.as_ref().map(|revision| revision.value.as_str());
     let places = ModelPlaces {
         managed: models,
@@ -187,9 +232,16 @@ fn gather(
         return Ok(Facts { host: HostFacts::default(), gpus, model, engine, learned: LearnedBook::new() });
     }
     let given = settings.engine.as_ref().map(|engine| (engine.origin.place(), engine.value.as_str()));
-    let mut engine =
-        probe::find_engine(EnginePlaces { given, managed: engines, env, working_dir: &working_dir })
-            .map_err(|error| engine_error(&error))?;
+    let engine = probe::find_engine(EnginePlaces { given, managed: engines, env, working_dir: &working_dir });
+    let mut engine = match engine {
+        Ok(engine) => engine,
+        Err(EngineFindError::NotFound { .. }) if elsewhere.engine_optional => {
+            let mut assumed = assumed_engine(version.clone());
+            "none is installed; taken as this version".clone_into(&mut assumed.found);
+            assumed
+        }
+        Err(error) => return Err(engine_error(&error)),
+    };
     if let Some(version) = version {
         engine.found = format!("{}, planned as another version", engine.found);
         engine.version = version;

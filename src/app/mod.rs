@@ -4,9 +4,13 @@ mod bench;
 mod context;
 mod down;
 mod explain_inputs;
+mod explain_patches;
 mod failure;
 mod inputs;
 mod logs;
+mod overlay;
+mod patch;
+mod patch_library;
 mod plan;
 mod provision;
 mod quickstart;
@@ -64,6 +68,7 @@ async fn dispatch(app: &App, command: &Command) -> Result<Exit, Diagnostic> {
     match command {
         Command::Up(args) => up::up(app, args).await,
         Command::Plan(args) => plan::plan(app, args).await,
+        Command::Patch(args) => patch::patch(app, &args.command).await,
         Command::Smoke(args) => smoke::smoke(app, args).await,
         Command::Bench(args) => bench::bench(app, args).await,
         Command::Status(args) => status::status(app, args).await,

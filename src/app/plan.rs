@@ -7,7 +7,7 @@ use super::context::App;
 use super::inputs::{self, Elsewhere};
 use crate::cli::PlanArgs;
 use crate::config::OriginKind;
-use crate::plan::{Plan, PlannedSetting};
+use crate::plan::{PatchKind, Plan, PlannedSetting};
 use crate::report::schema::PlanBody;
 use crate::report::{Diagnostic, ErrorCode, Exit};
 use crate::units::{Bytes, format_duration};
@@ -26,9 +26,21 @@ pub async fn plan(app: &App, args: &PlanArgs) -> Result<Exit, Diagnostic> {
         app.ui.answer(&command_line(&plan)?);
     } else {
         app.ui.answer(&text(&plan, args.all));
+        if args.show_patches {
+            app.ui.answer(&shown_patches(&plan)?);
+        }
         app.ui.document(PlanBody::from(&plan), exit);
     }
     Ok(exit)
+}
+
+/// Unified diffs of the edited files.
+fn shown_patches(plan: &Plan) -> Result<String, Diagnostic> {
+    let Some(overlay) = &plan.overlay else {
+        return Ok("\nno file of the checkpoint is edited".to_owned());
+    };
+    let files = super::patch::diffs(overlay, &plan.model.id)?;
+    Ok(files.iter().fold("\n".to_owned(), |text, file| text + &file.diff).trim_end().to_owned())
 }
 
 impl From<&PlanArgs> for Elsewhere {
@@ -38,6 +50,7 @@ impl From<&PlanArgs> for Elsewhere {
             engine_version: args.engine_version.clone(),
             assumed: args.assume.clone(),
             weights_optional: true,
+            engine_optional: false,
         }
     }
 }
@@ -67,12 +80,17 @@ pub(super) fn text(plan: &Plan, all: bool) -> String {
     row("fits", &format!("{}, {}", if plan.fits { "yes" } else { "no" }, plan.verdict));
     row("engine", &format!("vLLM {}, found through {}", plan.engine.version, plan.engine.found));
     row("address", &format!("{}:{}", plan.host, plan.port));
-    for (label, name) in [("layout", "tensor_parallel_size"), ("KV type", "kv_cache_dtype")] {
-        if let Some(setting) = plan.settings.iter().find(|setting| setting.name == name) {
-            let value = setting.value.as_str().map_or_else(|| setting.value.to_string(), str::to_owned);
-            let value = if label == "layout" { format!("TP {value}") } else { value };
-            row(label, &format!("{value:<10} origin: {}", origin_of(setting)));
-        }
+    if let Some(setting) = plan.settings.iter().find(|setting| setting.name == "tensor_parallel_size") {
+        row("layout", &format!("{:<10} origin: {}", format!("TP {}", setting.value), origin_of(setting)));
+    }
+    if let Some(kv) = &plan.kv_type {
+        let setting = plan.settings.iter().find(|setting| setting.name == "kv_cache_dtype");
+        let origin = setting.map_or_else(|| kv.source.clone(), origin_of);
+        row("KV type", &format!("{:<10} origin: {origin}", kv.dtype));
+        row("", &kv.support);
+    }
+    if !plan.patches.is_empty() {
+        row("patches", &patches(plan));
     }
     if let Some(eta) = plan.eta_ms {
         row("start", &format!("about {}", format_duration(Duration::from_millis(eta))));
@@ -118,6 +136,28 @@ pub(super) fn text(plan: &Plan, all: bool) -> String {
         let _ = writeln!(out, "\nNext: kdeploy up {}", plan.model.id);
     }
     out
+}
+
+/// Patches in one line: `drop-fp8-kv-cache (--kv-cache-dtype bfloat16)`, `… (2 files in an overlay)`.
+fn patches(plan: &Plan) -> String {
+    let mut parts: Vec<String> = plan
+        .patches
+        .iter()
+        .filter_map(|patch| Some(format!("{} ({})", patch.name, patch.flag.as_ref()?)))
+        .collect();
+    if let Some(overlay) = &plan.overlay {
+        let in_it = plan.patches.iter().filter(|patch| patch.kind == PatchKind::Overlay);
+        let names: Vec<&str> = in_it.map(|patch| patch.name.as_str()).collect();
+        let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let values = overlay.files.iter().map(|file| file.changes.len()).sum();
+        parts.push(format!(
+            "{}: {} in an overlay, {}; --show-patches prints the diffs",
+            names.join(", "),
+            count(overlay.files.len(), "file"),
+            count(values, "value")
+        ));
+    }
+    parts.join("; ")
 }
 
 /// Where a value comes from, and why.

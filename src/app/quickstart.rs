@@ -164,7 +164,7 @@ async fn take_down_earlier(app: &App, name: &DeploymentName) -> Result<(), Diagn
 }
 
 fn stop_args(name: &DeploymentName) -> DownArgs {
-    DownArgs { name: Some(name.clone()), all: false, timeout: None, force: false }
+    DownArgs { name: Some(name.clone()), all: false, timeout: None, force: false, keep_overlay: false }
 }
 
 async fn run(

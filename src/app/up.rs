@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use super::context::{App, io_error, store_error};
 use super::inputs::{self, Elsewhere};
+use super::overlay::prepare_overlay;
 use super::reap::reap_stale;
 use super::supervise::{Ended, Launch, StopRequest, supervise};
 use crate::cli::{LaunchArgs, SuperviseArgs, UpArgs};
@@ -19,7 +20,7 @@ use crate::lifecycle::Outcome;
 use crate::plan::{PLAN_FORMAT, Plan};
 use crate::report::schema::{Event, EventKind, ReadyBody, UpBody};
 use crate::report::{Diagnostic, ErrorCode, Exit, LaunchView, Retry, exit_when_ready, stop_line};
-use crate::store::{Lock, LockError, write_atomic};
+use crate::store::{Lock, LockError, OverlayHold, write_atomic};
 
 /// How often the time left is drawn anew.
 const REDRAW: Duration = Duration::from_secs(1);
@@ -106,15 +107,16 @@ fn made_elsewhere(app: &App, file: &Utf8Path) -> Result<Plan, Diagnostic> {
     Ok(plan)
 }
 
-/// Takes the name, cleans up after a dead predecessor, checks the port.
-async fn take_over(app: &App, plan: &Plan) -> Result<Lock, Diagnostic> {
+/// Takes the name, cleans up after a dead predecessor, checks the port, makes the overlay.
+async fn take_over(app: &App, plan: &Plan) -> Result<(Lock, Option<OverlayHold>), Diagnostic> {
     let deployment = app.deployment_dir(&plan.name)?;
     let lock = Lock::try_acquire(&deployment.join("lock")).map_err(|error| lock_error(&error, plan))?;
     if let Some(report) = reap_stale(&deployment).await? {
         app.ui.say(&format!("cleaned up after an earlier launch of `{}`: {}", plan.name, stop_line(&report)));
     }
     inputs::check_port(plan)?;
-    Ok(lock)
+    let hold = prepare_overlay(plan)?;
+    Ok((lock, hold))
 }
 
 fn lock_error(error: &LockError, plan: &Plan) -> Diagnostic {
@@ -132,9 +134,9 @@ fn lock_error(error: &LockError, plan: &Plan) -> Diagnostic {
 
 /// Supervises in this process until the launch ends.
 async fn foreground(app: &App, plan: Plan, events_on_stdout: bool) -> Result<Ended, Diagnostic> {
-    let lock = take_over(app, &plan).await?;
+    let (lock, overlay) = take_over(app, &plan).await?;
     let (events_tx, mut events) = mpsc::unbounded_channel();
-    let launch = Launch { dirs: app.dirs.clone(), plan, api_key: app.api_key(), lock };
+    let launch = Launch { dirs: app.dirs.clone(), plan, api_key: app.api_key(), lock, overlay };
     let stop = stop_on_signals(false)?;
     let supervision = supervise(launch, stop, events_tx);
     tokio::pin!(supervision);
@@ -382,9 +384,9 @@ pub async fn run_supervisor(app: &App, args: &SuperviseArgs) -> Result<Exit, Dia
 }
 
 async fn foreground_quietly(app: &App, plan: Plan) -> Result<Ended, Diagnostic> {
-    let lock = take_over(app, &plan).await?;
+    let (lock, overlay) = take_over(app, &plan).await?;
     let (events_tx, mut events) = mpsc::unbounded_channel();
-    let launch = Launch { dirs: app.dirs.clone(), plan, api_key: app.api_key(), lock };
+    let launch = Launch { dirs: app.dirs.clone(), plan, api_key: app.api_key(), lock, overlay };
     let supervision = supervise(launch, stop_on_signals(true)?, events_tx);
     tokio::pin!(supervision);
     let ended = loop {

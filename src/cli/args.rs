@@ -7,6 +7,7 @@ use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use super::patch_args::PatchArgs;
 use crate::config::{DeploymentName, MemoryItem, ParseMemoryItemError};
 use crate::units::{Bytes, ParseBytesError, parse_duration};
 
@@ -74,6 +75,8 @@ pub enum Command {
     Up(Box<UpArgs>),
     /// Show what `up` would do and touch nothing
     Plan(Box<PlanArgs>),
+    /// Show, make and take back edits of a checkpoint
+    Patch(PatchArgs),
     /// Ask a running model questions with known answers
     Smoke(SmokeArgs),
     /// Measure the cold and warm speed of a running model
@@ -134,6 +137,13 @@ pub struct LaunchArgs {
     /// Data type of the KV cache [env: KDEPLOY_KV_CACHE_DTYPE]
     #[arg(long, value_name = "TYPE", help_heading = "Engine")]
     pub kv_cache_dtype: Option<String>,
+    /// Edits of the checkpoint, in an overlay: `auto`, `none`, or names, separated by commas
+    /// [env: KDEPLOY_PATCHES] [default: auto]
+    #[arg(long, value_name = "WHICH", help_heading = "Model")]
+    pub patches: Option<String>,
+    /// Warn only of what this check would refuse; may be repeated
+    #[arg(long, value_name = "CODE", value_parser = ["kv-dtype-unsupported"], help_heading = "Model")]
+    pub force_preflight: Vec<String>,
     /// Any vLLM option under its own name; may be repeated [env: KDEPLOY_SET]
     #[arg(long = "set", value_name = "KEY=VALUE", value_parser = parse_key_value, help_heading = "Engine")]
     pub set: Vec<(String, String)>,
@@ -158,7 +168,7 @@ pub struct UpArgs {
     #[command(flatten)]
     pub launch: LaunchArgs,
     /// Run a plan made elsewhere (`kdeploy plan --json`), word for word
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "profile", "context", "tp", "pp", "gpus", "engine", "port", "host", "kv_cache_dtype", "set", "vllm_flags"], help_heading = "Model")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "profile", "context", "tp", "pp", "gpus", "engine", "port", "host", "kv_cache_dtype", "patches", "force_preflight", "set", "vllm_flags"], help_heading = "Model")]
     pub plan: Option<Utf8PathBuf>,
     /// Return when ready; the supervisor stays
     #[arg(long, short, help_heading = "Waiting")]
@@ -189,6 +199,9 @@ pub struct PlanArgs {
     /// Take a row of the memory table as known, such as `activations=2GiB`; may be repeated
     #[arg(long, value_name = "ROW=SIZE", value_parser = parse_assumption, help_heading = "Hardware")]
     pub assume: Vec<(MemoryItem, Bytes)>,
+    /// Show the edits of the checkpoint as unified diffs
+    #[arg(long, help_heading = "Output")]
+    pub show_patches: bool,
     /// Show every value with its origin
     #[arg(long, help_heading = "Output")]
     pub all: bool,
@@ -283,6 +296,9 @@ pub struct DownArgs {
     /// Kill what has not ended after this time [default: the plan's]
     #[arg(long, value_name = "DUR", value_parser = parse_duration, help_heading = "Waiting")]
     pub timeout: Option<Duration>,
+    /// Leave the overlay of a patched checkpoint
+    #[arg(long, help_heading = "Model")]
+    pub keep_overlay: bool,
     /// Do not wait for requests in flight
     #[arg(long, help_heading = "Waiting")]
     pub force: bool,

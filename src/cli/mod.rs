@@ -1,8 +1,10 @@
 //! Flags, help texts, completions: declarations only.
 
 mod args;
+mod patch_args;
 
 pub use args::{
     BenchArgs, Cli, ColorWhen, Command, CompletionsArgs, DownArgs, GlobalArgs, LaunchArgs, LogsArgs,
     PlanArgs, QuickstartArgs, SmokeArgs, StatusArgs, SuperviseArgs, UpArgs,
 };
+pub use patch_args::{PatchApplyArgs, PatchArgs, PatchCommand, PatchModelArgs};

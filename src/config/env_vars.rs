@@ -23,6 +23,7 @@ env_vars! {
     NO_PROGRESS = "KDEPLOY_NO_PROGRESS", "As `--no-progress`: draw no progress bars.";
     NVML_LIBRARY = "KDEPLOY_NVML_LIBRARY", "Path of the NVML library, when it is not the system's `libnvidia-ml.so.1`.";
     OFFLINE = "KDEPLOY_OFFLINE", "As `--offline`: use no network.";
+    PATCHES = "KDEPLOY_PATCHES", "As `--patches`: edits of the checkpoint, `auto`, `none`, or names.";
     PORT = "KDEPLOY_PORT", "As `--port`: port to listen on.";
     PP = "KDEPLOY_PP", "As `--pp`: pipeline parallel size.";
     PROFILE = "KDEPLOY_PROFILE", "As `--profile`: profile by name or path.";

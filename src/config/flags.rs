@@ -39,6 +39,10 @@ pub struct LaunchFlags {
     pub set: Vec<(String, String)>,
     /// `--max-attempts`.
     pub max_attempts: Option<u32>,
+    /// `--patches`.
+    pub patches: Option<String>,
+    /// `--force-preflight`.
+    pub force_preflight: Vec<String>,
     /// `--no-smoke`.
     pub no_smoke: bool,
     /// What stands after `--`.
@@ -54,6 +58,7 @@ pub(super) struct Typed {
     pub engine: Option<Setting<String>>,
     pub name: Option<Setting<String>>,
     pub max_attempts: Option<Setting<String>>,
+    pub patches: Option<Setting<String>>,
 }
 
 /// Values of the environment.
@@ -68,6 +73,7 @@ pub(super) fn read_env(env: &BTreeMap<String, String>) -> Result<Typed, ConfigEr
         engine: get(env_vars::ENGINE),
         name: get(env_vars::NAME),
         max_attempts: get(env_vars::MAX_ATTEMPTS),
+        patches: get(env_vars::PATCHES),
         ..Typed::default()
     };
     if let Some(list) = get(env_vars::SET) {
@@ -106,6 +112,7 @@ pub(super) fn read_flags(flags: &LaunchFlags) -> Result<Typed, ConfigError> {
         engine: text(&flags.engine, "--engine"),
         name: flags.name.as_ref().map(|name| Setting::new(name.to_string(), Origin::flag("--name"))),
         max_attempts: text(&flags.max_attempts.map(|n| n.to_string()), "--max-attempts"),
+        patches: text(&flags.patches, "--patches"),
         ..Typed::default()
     };
     for (key, value) in &flags.set {

@@ -135,11 +135,15 @@ impl Predicate {
             return Err(bad(format!("nests deeper than {MAX_DEPTH}")));
         }
         let list = |items: &Spanned<DeValue<'_>>| {
-            let items = items.get_ref().as_array().ok_or_else(|| bad("must be a list of conditions".to_owned()))?;
+            let items =
+                items.get_ref().as_array().ok_or_else(|| bad("must be a list of conditions".to_owned()))?;
             if items.is_empty() {
                 return Err(bad("has no conditions".to_owned()));
             }
-            items.iter().map(|item| Self::read_at(source, key, item, depth + 1)).collect::<Result<Vec<_>, _>>()
+            items
+                .iter()
+                .map(|item| Self::read_at(source, key, item, depth + 1))
+                .collect::<Result<Vec<_>, _>>()
         };
         match value.get_ref() {
             DeValue::String(text) => Self::parse(text).map_err(bad),
@@ -166,9 +170,8 @@ impl Predicate {
     /// What is wrong and what would be right, as the end of a sentence about the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let end = text
-            .find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_')))
-            .unwrap_or(text.len());
+        let end =
+            text.find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_'))).unwrap_or(text.len());
         let (name, rest) = text.split_at(end);
         let Some((fact, kind, _)) = FACT_NAMES.iter().find(|(known, ..)| *known == name) else {
             let near = nearest(name, FACT_NAMES.iter().map(|(known, ..)| *known));
@@ -178,11 +181,9 @@ impl Predicate {
         let rest = rest.trim_start();
         if rest.is_empty() {
             return match kind {
-                FactKind::Flag => Ok(Self::Compare {
-                    fact,
-                    operator: Operator::Equal,
-                    values: vec![FactValue::Flag(true)],
-                }),
+                FactKind::Flag => {
+                    Ok(Self::Compare { fact, operator: Operator::Equal, values: vec![FactValue::Flag(true)] })
+                }
                 _ => Err(format!("compares `{fact}` with nothing; write `{fact} == …`")),
             };
         }

@@ -9,6 +9,8 @@ use toml::de::DeTable;
 use super::context::ContextWanted;
 use super::error::{ConfigError, is_secret};
 use super::origin::Setting;
+use super::patches_wanted::{ParsePatchesError, PatchesWanted};
+use super::profile_match::{ProfileMatch, read_match};
 use super::requirement::VersionRequirement;
 use super::smoke_case::{Expectation, SmokeCase};
 use super::toml_section::{Section, Source};
@@ -58,6 +60,10 @@ pub struct Profile {
     pub env: BTreeMap<String, Setting<String>>,
     /// Expected time to ready.
     pub expected_load: Option<Setting<Duration>>,
+    /// Where it was made for.
+    pub made_for: ProfileMatch,
+    /// Patches to use.
+    pub patches: Option<Setting<PatchesWanted>>,
     /// Parts of the file that this kdeploy does not use yet, as `file:line section`.
     pub unused: Vec<String>,
 }
@@ -140,7 +146,13 @@ pub fn parse_profile(file: &str, text: &str) -> Result<Profile, ConfigError> {
     if let Some(section) = top.section("expect")? {
         profile.expected_load = read_expect(section)?;
     }
-    for later in ["match", "patches", "bench", "known_issue"] {
+    if let Some(section) = top.section("match")? {
+        profile.made_for = read_match(section)?;
+    }
+    if let Some(section) = top.section("patches")? {
+        profile.patches = read_patches(section)?;
+    }
+    for later in ["bench", "known_issue"] {
         profile.unused.extend(top.is_there(later).map(|place| format!("{place} [{later}]")));
     }
     top.finish()?;
@@ -189,6 +201,36 @@ fn read_model(profile: &mut Profile, section: Section<'_>) -> Result<(), ConfigE
     profile.served_name = section.text("served_name")?;
     profile.trust_remote_code = section.boolean("trust_remote_code")?;
     section.finish()
+}
+
+/// `use = "auto"`, or a list of names.
+fn read_patches(section: Section<'_>) -> Result<Option<Setting<PatchesWanted>>, ConfigError> {
+    let words = match section.json("use")? {
+        Some(Setting { value: Value::Array(items), origin }) => {
+            let words: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
+            words.map(|words| Setting::new(words.join(","), origin))
+        }
+        Some(Setting { value: Value::String(text), origin }) => Some(Setting::new(text, origin)),
+        Some(other) => {
+            return Err(ConfigError::BadValue {
+                place: other.origin.detail,
+                key: "patches.use".to_owned(),
+                message: "must be `auto`, `none`, or a list of names".to_owned(),
+            });
+        }
+        None => None,
+    };
+    section.finish()?;
+    let wanted = words.map(|words| {
+        words.try_map(|text, origin| {
+            text.parse().map_err(|error: ParsePatchesError| ConfigError::BadValue {
+                place: origin.detail.clone(),
+                key: "patches.use".to_owned(),
+                message: error.to_string(),
+            })
+        })
+    });
+    wanted.transpose()
 }
 
 fn read_launch(profile: &mut Profile, section: Section<'_>) -> Result<(), ConfigError> {
@@ -337,7 +379,7 @@ mod tests {
     fn values_keep_file_and_line() {
         let profile = parse_profile(
             "p.toml",
-            "schema = 1\n[model]\nid = \"a/b\"\n\n[context]\nwant = 4096\nmin = \"1K\"\n[vllm]\nmax-num-seqs = 4\n[env]\nN = 1\n[expect]\nload_s = 5.5\n[match]\n",
+            "schema = 1\n[model]\nid = \"a/b\"\n\n[context]\nwant = 4096\nmin = \"1K\"\n[vllm]\nmax-num-seqs = 4\n[env]\nN = 1\n[expect]\nload_s = 5.5\n[bench]\n",
         )
         .expect("good");
         let model = profile.model.expect("model");
@@ -347,7 +389,7 @@ mod tests {
         assert_eq!(profile.vllm["max_num_seqs"].origin.detail, "p.toml:9");
         assert_eq!(profile.env["N"].value, "1");
         assert_eq!(profile.expected_load.expect("load").value.as_millis(), 5_500);
-        assert_eq!(profile.unused, ["p.toml:14 [match]"]);
+        assert_eq!(profile.unused, ["p.toml:14 [bench]"]);
     }
 
     #[test]

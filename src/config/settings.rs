@@ -13,7 +13,9 @@ use super::flags::{LaunchFlags, Typed, read_env, read_flags, read_passed_through
 use super::memory_item::MemoryItem;
 use super::name::DeploymentName;
 use super::origin::{Origin, Setting};
+use super::patches_wanted::PatchesWanted;
 use super::profile::Profile;
+use super::profile_match::ProfileMatch;
 use super::requirement::VersionRequirement;
 use super::smoke_case::SmokeCase;
 use crate::units::{Bytes, Tokens};
@@ -69,6 +71,12 @@ pub struct Settings {
     pub expected_load: Option<Setting<Duration>>,
     /// Rows of the memory table that are taken as known.
     pub assumed: BTreeMap<MemoryItem, Bytes>,
+    /// Patches of the checkpoint that are wanted.
+    pub patches: Setting<PatchesWanted>,
+    /// Where the profile was made for.
+    pub made_for: ProfileMatch,
+    /// Codes of checks that are only warned of.
+    pub forced: Vec<String>,
     /// What the reader should know.
     pub notes: Vec<String>,
 }
@@ -185,6 +193,12 @@ pub fn resolve(
         passed_names: passed.rest_names,
         expected_load: profile.expected_load,
         assumed: BTreeMap::new(),
+        patches: match text(|typed| &typed.patches) {
+            Some(words) => parsed(words, "patches")?,
+            None => profile.patches.unwrap_or_else(|| Setting::default_value(PatchesWanted::default())),
+        },
+        made_for: profile.made_for,
+        forced: flags.force_preflight.clone(),
         notes,
         model,
     })

@@ -42,6 +42,12 @@ impl<'a> Section<'a> {
         Self { source, name: name.to_owned(), table, asked: RefCell::default() }
     }
 
+    /// `file:line` of the section's first entry.
+    pub fn place(&self) -> String {
+        let first = self.table.iter().map(|(name, _)| name.span().start).min();
+        self.source.place(first.unwrap_or(0))
+    }
+
     fn find(&self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
         self.asked.borrow_mut().push(key);
         self.table.iter().find(|(name, _)| name.get_ref() == key).map(|(_, value)| value)

@@ -60,11 +60,11 @@ pub struct WeightIndex {
 }
 
 /// Parses a `*.safetensors.index.json` or `pytorch_model.bin.index.json`. File names that would
-/// leave the directory are an error.
+/// leave the directory are an error. `each` gets the name of every tensor.
 ///
 /// # Errors
 /// When it is torn, not an object, or names a file outside its directory.
-pub fn parse_weight_index(bytes: &[u8]) -> Result<WeightIndex, ModelConfigError> {
+pub fn parse_weight_index(bytes: &[u8], mut each: impl FnMut(&str)) -> Result<WeightIndex, ModelConfigError> {
     let value: Value = serde_json::from_slice(bytes)?;
     let total = value.pointer("/metadata/total_size").and_then(Value::as_u64).map(Bytes::new);
     let mut files = Vec::new();
@@ -74,6 +74,7 @@ pub fn parse_weight_index(bytes: &[u8]) -> Result<WeightIndex, ModelConfigError>
                 path: format!("weight_map.{}", tensor.chars().take(120).collect::<String>()),
                 message: message.to_owned(),
             };
+            each(tensor);
             let name = file.as_str().ok_or_else(|| fail("expected the name of a file"))?;
             if name.is_empty() || name.contains('/') || name == ".." {
                 return Err(fail("the file is not in the model's directory"));
@@ -116,12 +117,12 @@ mod tests {
     #[test]
     fn the_index_lists_each_file_once() {
         let text = r#"{"metadata":{"total_size":12},"weight_map":{"a":"m-2.safetensors","b":"m-1.safetensors","c":"m-2.safetensors"}}"#;
-        let index = parse_weight_index(text.as_bytes()).expect("good");
+        let index = parse_weight_index(text.as_bytes(), |_| ()).expect("good");
         assert_eq!(index.total, Some(Bytes::new(12)));
         assert_eq!(index.files, ["m-1.safetensors", "m-2.safetensors"]);
         for hostile in [r#"{"weight_map":{"a":"../../etc/passwd"}}"#, r#"{"weight_map":{"a":1}}"#, "", "{"] {
-            assert!(parse_weight_index(hostile.as_bytes()).is_err(), "{hostile}");
+            assert!(parse_weight_index(hostile.as_bytes(), |_| ()).is_err(), "{hostile}");
         }
-        assert!(parse_weight_index(b"{}").expect("empty").files.is_empty());
+        assert!(parse_weight_index(b"{}", |_| ()).expect("empty").files.is_empty());
     }
 }

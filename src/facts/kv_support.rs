@@ -293,8 +293,10 @@ fn refusal(row: &Row, dtype: &str, device: KvDevice<'_>) -> Option<String> {
         }
         KvDevice::Cpu(flags) => {
             let stores = row.kv_cache_dtypes.iter().any(|known| known == dtype);
-            let capable =
-                row.cpu_flags.is_empty() || row.cpu_flags.iter().any(|need| flags.iter().any(|f| f == need));
+            // Where the flags are not known the engine says it itself, before the load.
+            let capable = row.cpu_flags.is_empty()
+                || flags.is_empty()
+                || row.cpu_flags.iter().any(|need| flags.iter().any(|flag| flag == need));
             if stores && capable {
                 return None;
             }

@@ -6,6 +6,7 @@ use camino::Utf8PathBuf;
 
 use super::architecture::ArchitectureSizes;
 use super::attention::AttentionLayout;
+use super::quant_marks::QuantMarks;
 use super::weights::WeightInventory;
 use crate::units::{Bytes, Tokens};
 
@@ -30,6 +31,29 @@ pub struct ModelFacts {
     pub sampling_defaults: BTreeMap<String, serde_json::Value>,
     /// What else a reader should know: a partly cached model, …
     pub notes: Vec<String>,
+    /// The small files that decide how it is loaded, by name: what patches work on.
+    pub texts: BTreeMap<String, Vec<u8>>,
+    /// Everything in its directory.
+    pub entries: Vec<CheckpointEntry>,
+    /// What the names of its tensors prove about quantization.
+    pub marks: QuantMarks,
+}
+
+/// Something in a checkpoint's directory, links followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CheckpointEntry {
+    /// Its name.
+    pub name: String,
+    /// The file or directory itself, all links resolved.
+    pub target: Utf8PathBuf,
+    /// Is it a directory?
+    pub is_dir: bool,
+    /// Is it a link here?
+    pub is_link: bool,
+    /// Bytes of a file.
+    pub size: u64,
+    /// When it was last written, in nanoseconds since 1970.
+    pub modified_ns: i128,
 }
 
 /// What a `config.json` says, as far as a plan needs it. Text models in a multimodal wrapper are

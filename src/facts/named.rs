@@ -52,7 +52,8 @@ fact_names! {
     "model.lm_head_excluded", Flag, "Does the exclude list leave the output projection unquantised?";
     "model.lm_head_patterns", List, "Entries of the exclude list that name the output projection alone.";
     "model.lm_head_quantised", Flag, "Do scales beside the output projection show that it is quantised?";
-    "model.mtp_missing", List, "Modules of multi-token prediction stored unquantised that the exclude list forgets.";
+    "model.mtp_forgotten", Flag, "Does the exclude list forget modules of multi-token prediction that are stored unquantised?";
+    "model.mtp_missing", List, "The modules that it forgets, as patterns for the list.";
     "model.needs_remote_code", Flag, "Does config.json name Python code of the checkpoint?";
     "model.quant_files_agree", Flag, "Do config.json and hf_quant_config.json say the same of the KV cache?";
     "model.quantization", Text, "`quant_method` of the checkpoint.";
@@ -135,6 +136,8 @@ mod tests {
     #[test]
     fn the_table_is_sorted_and_documented() {
         assert!(FACT_NAMES.windows(2).all(|pair| pair[0].0 < pair[1].0));
-        assert!(FACT_NAMES.iter().all(|(name, _, meaning)| name.contains('.') && meaning.ends_with(['.', '?'])));
+        assert!(
+            FACT_NAMES.iter().all(|(name, _, meaning)| name.contains('.') && meaning.ends_with(['.', '?']))
+        );
     }
 }

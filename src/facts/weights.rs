@@ -59,8 +59,8 @@ pub struct WeightInventory {
 
 impl WeightInventory {
     /// Adds a tensor. `layers` is the number of layers of the model: what is numbered above them
-    /// belongs to multi-token prediction.
-    pub fn add(&mut self, name: &str, bytes: u64, layers: Option<u64>) {
+    /// belongs to multi-token prediction. Returns where it was put, and the number of its layer.
+    pub fn add(&mut self, name: &str, bytes: u64, layers: Option<u64>) -> (Placement, Option<u64>) {
         let (placement, layer) = classify(name);
         let above = layer.zip(layers).is_some_and(|(layer, layers)| layer >= layers);
         let add = |sum: &mut Bytes| *sum = sum.checked_add(Bytes::new(bytes)).unwrap_or(*sum);
@@ -82,6 +82,7 @@ impl WeightInventory {
                 });
             }
         }
+        (if above { Placement::Prediction } else { placement }, layer)
     }
 
     /// All of it.

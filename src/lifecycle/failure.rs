@@ -28,11 +28,21 @@ pub struct FirstError {
     pub text: String,
 }
 
+/// A line that says that a data type of the KV cache does not work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KvTypeError {
+    /// The line.
+    pub error: FirstError,
+    /// Does it speak of the KV cache, or only of data types?
+    pub names_kv_cache: bool,
+}
+
 /// Reads an engine's log once, line by line, in bounded memory.
 #[derive(Debug, Default)]
 pub struct FailureScan {
     first: Option<FirstError>,
     cascade: Option<FirstError>,
+    kv_type: Option<KvTypeError>,
     tail: VecDeque<(u64, String)>,
     lines: u64,
 }
@@ -71,6 +81,56 @@ static ERRORS: LazyLock<Option<Regex>> = LazyLock::new(|| {
     .ok()
 });
 
+/// What backends say of a KV cache type that they cannot use (failure-catalog.md,
+/// `kv-dtype-unsupported`; vLLM 0.11 - 0.32).
+static KV_TYPE: LazyLock<Option<RegexSet>> = LazyLock::new(|| {
+    RegexSet::new([
+        r"MLA\w* V1 with FP8 KV cache not yet supported",
+        r"FP8 KV cache is not supported by the",
+        r"AMXMLAImpl only supports an unquantized",
+        r"FP8 KV cache on CPU requires x86 with AVX-512 or AMX",
+        r"fp8_e5m2 kv-cache is not supported with fp8 checkpoints",
+        r"nvfp4 KV cache is not supported with MLA",
+        r"--kv-cache-dtype \S+ is not supported|kv_cache_dtype \S+ (?:is )?not supported",
+    ])
+    .ok()
+});
+
+/// The same, in words that could be about other tensors too.
+static KV_TYPE_IN_GENERAL: LazyLock<Option<RegexSet>> = LazyLock::new(|| {
+    RegexSet::new([
+        r"expected scalar type \w+ but found Float8",
+        r"type fp8e4nv not supported in this architecture",
+        r"native FP8 \(fp8e4nv\) requires SM89",
+    ])
+    .ok()
+});
+
+/// `No valid attention backend found … Reasons: {A: [kv_cache_dtype not supported], …}`: about the KV
+/// cache when every backend that says why says that, beside what the hardware rules out.
+static NO_BACKEND: LazyLock<Option<(Regex, Regex)>> = LazyLock::new(|| {
+    let all = Regex::new(r"No valid attention backend found.*Reasons: \{(.*)\}").ok()?;
+    Some((all, Regex::new(r"\[([^\]]*)\]").ok()?))
+});
+
+fn only_the_kv_type(message: &str) -> bool {
+    let Some((all, lists)) = NO_BACKEND.as_ref() else { return false };
+    let Some(reasons) = all.captures(message).and_then(|found| found.get(1)) else { return false };
+    let mut of_type = 0;
+    for list in lists.captures_iter(reasons.as_str()).filter_map(|found| found.get(1)) {
+        let mut parts = list.as_str().split(',').map(str::trim);
+        let says_type = list.as_str().contains("kv_cache_dtype not supported");
+        let by_hardware = parts.any(|part| {
+            part.contains("compute capability not supported") || part.contains("not supported on")
+        });
+        if !says_type && !by_hardware {
+            return false;
+        }
+        of_type += usize::from(says_type && !by_hardware);
+    }
+    of_type > 0
+}
+
 impl FailureScan {
     /// Looks at the next line.
     pub fn feed(&mut self, number: u64, line: &str) {
@@ -90,7 +150,20 @@ impl FailureScan {
         {
             first.text = excerpt(&format!("{}: {message}", first.text));
         }
-        if self.first.is_some() || !is_error(parsed.level, message) {
+        if !is_error(parsed.level, message) {
+            return;
+        }
+        if self.kv_type.is_none() {
+            let matches =
+                |set: &LazyLock<Option<RegexSet>>| set.as_ref().is_some_and(|set| set.is_match(message));
+            let names_kv_cache = matches(&KV_TYPE) || only_the_kv_type(message);
+            if names_kv_cache || matches(&KV_TYPE_IN_GENERAL) {
+                let role = parsed.role.map(str::to_owned);
+                let error = FirstError { line: number, role, text: excerpt(message) };
+                self.kv_type = Some(KvTypeError { error, names_kv_cache });
+            }
+        }
+        if self.first.is_some() {
             return;
         }
         let found = FirstError { line: number, role: parsed.role.map(str::to_owned), text: excerpt(message) };
@@ -99,6 +172,12 @@ impl FailureScan {
         } else {
             self.first = Some(found);
         }
+    }
+
+    /// The first line that says that a data type of the KV cache does not work.
+    #[must_use]
+    pub const fn kv_type_error(&self) -> Option<&KvTypeError> {
+        self.kv_type.as_ref()
     }
 
     /// The first error by time that is no cascade.

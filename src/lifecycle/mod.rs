@@ -11,7 +11,7 @@ mod log_filter;
 mod machine;
 mod stage;
 
-pub use failure::{FailureScan, FirstError};
+pub use failure::{FailureScan, FirstError, KvTypeError};
 pub use figures::read_figures;
 pub use line::{LineSplitter, LogLine, MAX_LINE};
 pub use log_filter::{LogFilter, LogLevel, ParseLevelError};

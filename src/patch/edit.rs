@@ -213,7 +213,8 @@ pub(super) fn differing(left: &Value, right: &Value) -> Vec<String> {
 fn apply(text: &str, value: &Value, step: &Step) -> Result<Option<(Splice, Change)>, EditError> {
     let pointer = &step.pointer;
     let parts = parts_of(pointer)?;
-    let root = places(text).ok_or_else(|| EditError::Unproven { what: "the text has no places".to_owned() })?;
+    let root =
+        places(text).ok_or_else(|| EditError::Unproven { what: "the text has no places".to_owned() })?;
     let missing = || EditError::Missing { pointer: pointer.clone() };
     let Some((last, way)) = parts.split_last() else {
         return match &step.operation {
@@ -276,9 +277,8 @@ fn parts_of(pointer: &str) -> Result<Vec<String>, EditError> {
     if pointer.is_empty() {
         return Ok(Vec::new());
     }
-    let rest = pointer
-        .strip_prefix('/')
-        .ok_or_else(|| EditError::BadPointer { pointer: pointer.to_owned() })?;
+    let rest =
+        pointer.strip_prefix('/').ok_or_else(|| EditError::BadPointer { pointer: pointer.to_owned() })?;
     Ok(rest.split('/').map(|part| part.replace("~1", "/").replace("~0", "~")).collect())
 }
 
@@ -359,11 +359,7 @@ fn remove(text: &str, parent: &Node, index: usize) -> Splice {
         (None, Some(previous)) => previous.end..this.end,
         (None, None) => this,
     };
-    Splice {
-        at: range.start,
-        before: text.get(range).unwrap_or_default().to_owned(),
-        after: String::new(),
-    }
+    Splice { at: range.start, before: text.get(range).unwrap_or_default().to_owned(), after: String::new() }
 }
 
 /// Adds an entry in the layout of its neighbours.

@@ -8,15 +8,19 @@ use serde_json::Value;
 use super::command::{Options, listed};
 use super::defaults::{default_smoke, default_warmup, fit_budget};
 use super::error::PlanError;
-use super::fit::{Fit, Layout, fit_cpu};
+use super::fit::{Fit, Layout, chosen_gpus, fit_cpu};
 use super::gpu_fit::fit_gpu;
 use super::lint::lint;
 use super::model::{
     Endpoint, EngineDevice, PLAN_FORMAT, Plan, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting,
     Timeouts, WarmupPlan,
 };
-use crate::config::{Setting, Settings};
+use super::named::named_facts;
+use super::remedy::{KV_DTYPE_UNSUPPORTED, PlannedOverlay, PlannedPatch, choose_remedies};
+use super::rules::{check_made_for, rule_warnings};
+use crate::config::{Setting, Settings, Truth};
 use crate::facts::{EngineFacts, Facts};
+use crate::patch::PatchLibrary;
 
 /// Version whose options are proven here; older engines get only what all versions know.
 const PROVEN: (u64, u64) = (0, 32);
@@ -34,28 +38,31 @@ const UNSET: &[&str] = &[
     "FORCE_COLOR",
 ];
 
-/// Makes the plan. `cache` is where lasting caches lie.
+/// Makes the plan. `cache` is where lasting caches and overlays lie.
 ///
 /// # Errors
 /// When something is asked for that cannot work with these facts. A plan that does not fit is no
 /// error: it says so itself.
-pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result<Plan, PlanError> {
+pub fn make_plan(
+    settings: &Settings,
+    facts: &Facts,
+    library: &PatchLibrary,
+    cache: &Utf8Path,
+) -> Result<Plan, PlanError> {
     check_engine(settings, &facts.engine)?;
-    let needs_code = facts.model.config.as_ref().is_some_and(|config| config.needs_remote_code);
-    let mut warnings: Vec<PlanWarning> = Vec::new();
-    if needs_code && !settings.trust_remote_code.value {
-        // Many models that name code of their own are built into vLLM; it says so itself when not.
-        warnings.push(warning(
-            "remote-code-not-trusted",
-            "the model names Python code of its own (`auto_map`); it is not run without --trust-remote-code",
-        ));
-    }
-    warnings.extend(lint(settings, &facts.engine)?);
+    let mut warnings = lint(settings, &facts.engine)?;
     let proven = facts.engine.version.is_at_least(PROVEN.0, PROVEN.1);
     let mut options = Options::from_settings(&settings.vllm);
+    let gpus = if facts.engine.is_cpu_build { Vec::new() } else { chosen_gpus(settings, facts)? };
+    let remedies = choose_remedies(settings, facts, &gpus, library, &mut options, cache)?;
+    warnings.extend(check_made_for(settings, &remedies.named)?);
+    warnings.extend(rule_warnings(&remedies.named));
+    warnings.extend(remedies.warnings);
+    // From here on the model is what the engine will see.
+    let facts = &Facts { model: remedies.model, ..facts.clone() };
     let device = if facts.engine.is_cpu_build { EngineDevice::Cpu } else { EngineDevice::Cuda };
     let layout = Layout::choose(settings, facts, &options)?;
-    let learning_key = learning_key(settings, facts, &layout);
+    let learning_key = learning_key(settings, facts, &layout, &remedies.patches);
     let learned = facts.learned.get(&learning_key);
     let fit = match device {
         EngineDevice::Cpu => fit_cpu(settings, facts, &options, &layout)?,
@@ -88,8 +95,8 @@ pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result
         warnings.push(warning("open-address", &text));
     }
 
-    let model_argument =
-        facts.model.path.as_ref().map_or_else(|| settings.model.value.clone(), ToString::to_string);
+    let path = remedies.overlay.as_ref().map(|overlay| &overlay.path).or(facts.model.path.as_ref());
+    let model_argument = path.map_or_else(|| settings.model.value.clone(), ToString::to_string);
     let mut argv = vec![facts.engine.executable.to_string(), "serve".to_owned(), model_argument];
     argv.extend(options.flags()?);
     argv.extend(settings.passed_flags.iter().cloned());
@@ -140,11 +147,69 @@ pub fn make_plan(settings: &Settings, facts: &Facts, cache: &Utf8Path) -> Result
         learning_key,
         warnings,
         changes: fit.changes,
+        kv_type: remedies.kv,
+        patches: remedies.patches,
+        overlay: remedies.overlay,
     })
 }
 
+/// The patches of a plan without the rest of it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlannedPatches {
+    /// Patches in effect.
+    pub patches: Vec<PlannedPatch>,
+    /// The directory that the engine would be pointed at.
+    pub overlay: Option<PlannedOverlay>,
+}
+
+/// Chooses and applies patches, whether or not the rest of a plan works out.
+///
+/// # Errors
+/// When a patch does not apply, or settings or facts cannot be used.
+pub fn plan_patches(
+    settings: &Settings,
+    facts: &Facts,
+    library: &PatchLibrary,
+    cache: &Utf8Path,
+) -> Result<PlannedPatches, PlanError> {
+    let mut settings = settings.clone();
+    settings.forced.push(KV_DTYPE_UNSUPPORTED.to_owned());
+    let mut options = Options::from_settings(&settings.vllm);
+    let gpus = if facts.engine.is_cpu_build { Vec::new() } else { chosen_gpus(&settings, facts)? };
+    let found = choose_remedies(&settings, facts, &gpus, library, &mut options, cache)?;
+    Ok(PlannedPatches { patches: found.patches, overlay: found.overlay })
+}
+
+/// Whether a patch would apply by itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PatchOutlook {
+    /// The patch.
+    pub name: String,
+    /// Is it needed? `None` when it applies on request only.
+    pub needed: Option<Truth>,
+}
+
+/// Holds every patch against the facts, before any is in effect.
+///
+/// # Errors
+/// When settings or facts cannot be used.
+pub fn patch_outlook(
+    settings: &Settings,
+    facts: &Facts,
+    library: &PatchLibrary,
+) -> Result<Vec<PatchOutlook>, PlanError> {
+    let options = Options::from_settings(&settings.vllm);
+    let gpus = if facts.engine.is_cpu_build { Vec::new() } else { chosen_gpus(settings, facts)? };
+    let named = named_facts(settings, facts, &gpus, &options);
+    let judge = |patch: &crate::patch::Patch| PatchOutlook {
+        name: patch.name.clone(),
+        needed: patch.when.as_ref().map(|when| when.judge(&named)),
+    };
+    Ok(library.patches().iter().map(judge).collect())
+}
+
 /// What a start's figures depend on: model, engine, hardware, ranks, and every option but the context.
-fn learning_key(settings: &Settings, facts: &Facts, layout: &Layout) -> String {
+fn learning_key(settings: &Settings, facts: &Facts, layout: &Layout, patches: &[PlannedPatch]) -> String {
     let model = facts.model.path.as_ref().map_or_else(|| settings.model.value.clone(), ToString::to_string);
     let revision = facts.model.revision.as_deref().unwrap_or_default();
     let gpu = facts.gpus.gpus.first().and_then(|gpu| gpu.name.as_deref()).unwrap_or("CPU");
@@ -157,6 +222,7 @@ fn learning_key(settings: &Settings, facts: &Facts, layout: &Layout) -> String {
         format!("{} x {gpu}", layout.ranks()),
         options.join(" "),
         settings.passed_flags.join(" "),
+        patches.iter().map(|patch| patch.name.as_str()).collect::<Vec<_>>().join(" "),
     ]
     .join("|")
 }

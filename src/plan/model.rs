@@ -7,6 +7,8 @@ use camino::Utf8PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::kv_type::PlannedKvType;
+use super::remedy::{PlannedOverlay, PlannedPatch};
 use crate::config::{DeploymentName, Origin, SmokeCase};
 use crate::units::{Bytes, Tokens};
 
@@ -74,6 +76,15 @@ pub struct Plan {
     /// Under this key is kept what a start teaches.
     #[serde(default)]
     pub learning_key: String,
+    /// Data type of the KV cache.
+    #[serde(default)]
+    pub kv_type: Option<PlannedKvType>,
+    /// Patches in effect.
+    #[serde(default)]
+    pub patches: Vec<PlannedPatch>,
+    /// The directory that the engine is pointed at, when the checkpoint is patched.
+    #[serde(default)]
+    pub overlay: Option<PlannedOverlay>,
 }
 
 /// What is served.

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use camino::{Utf8Path, Utf8PathBuf};
 
 use super::files::read_small;
+use super::model_places::{absolute, find_snapshot, is_path, list_checkpoint};
 use super::weights::{WeightFileError, read_weight_file};
 use crate::facts::{
-    MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, Quantization, WeightInventory,
-    parse_generation_config, parse_json_object, parse_model_config, parse_quantization,
-    parse_tokenizer_config, parse_weight_index,
+    MAX_CONFIG_BYTES, MAX_INDEX_BYTES, ModelConfigError, ModelFacts, QuantMarks, WeightInventory,
+    assemble_config, parse_generation_config, parse_weight_index,
 };
 use crate::units::Bytes;
 
@@ -110,13 +110,26 @@ pub fn read_model(
     revision: Option<&str>,
     places: ModelPlaces<'_>,
 ) -> Result<ModelFacts, ModelError> {
+    let (path, commit) = find_model(model, revision, places)?;
+    read_directory(model, &path, commit, places)
+}
+
+/// The directory of a model, and its commit where it is a snapshot of the model cache.
+///
+/// # Errors
+/// When there is no such model on this machine.
+pub fn find_model(
+    model: &str,
+    revision: Option<&str>,
+    places: ModelPlaces<'_>,
+) -> Result<(Utf8PathBuf, Option<String>), ModelError> {
     let home = places.env.get("HOME").map(Utf8PathBuf::from);
     let path = match (model.strip_prefix("~/"), home) {
         (Some(rest), Some(home)) => home.join(rest),
         _ => places.working_dir.join(model),
     };
     if path.is_dir() {
-        return read_directory(model, &path, None, places);
+        return Ok((absolute(&path)?, None));
     }
     if is_path(model) {
         return match path.exists() {
@@ -129,10 +142,10 @@ pub fn read_model(
     }
     let managed = places.managed.join(model);
     if !model.contains('/') && managed.is_dir() {
-        return read_directory(model, &managed, None, places);
+        return Ok((absolute(&managed)?, None));
     }
     match find_snapshot(model, revision, places.env)? {
-        (Some((snapshot, commit)), _) => read_directory(model, &snapshot, Some(commit), places),
+        (Some((snapshot, commit)), _) => Ok((absolute(&snapshot)?, Some(commit))),
         (None, looked) => {
             let looked_in = [places.managed.to_owned()].into_iter().chain(looked).collect();
             Err(ModelError::NotCached { id: model.to_owned(), looked_in })
@@ -140,42 +153,14 @@ pub fn read_model(
     }
 }
 
-/// Does the text mean a path, never an id?
-fn is_path(model: &str) -> bool {
-    model.starts_with(['/', '.', '~']) || model.ends_with('/') || model.matches('/').count() > 1
-}
-
-type Snapshot = (Option<(Utf8PathBuf, String)>, Option<Utf8PathBuf>);
-
-/// The snapshot of an id in the model cache: `models--ORG--NAME/snapshots/COMMIT`, where the commit
-/// is given, or named by `refs/REVISION` (`refs/main`).
-fn find_snapshot(
-    id: &str,
-    revision: Option<&str>,
-    env: &BTreeMap<String, String>,
-) -> Result<Snapshot, ModelError> {
-    let Some(hub) = hub_cache(env) else { return Ok((None, None)) };
-    let root = hub.join(format!("models--{}", id.replace('/', "--")));
-    let revision = revision.unwrap_or("main");
-    if revision.contains("..") || revision.starts_with('/') {
-        return Ok((None, Some(root)));
-    }
-    let reference = root.join("refs").join(revision);
-    let commit = read_small(&reference, 1024)
-        .map_err(|source| ModelError::Io { path: reference, source })?
-        .map_or_else(|| revision.to_owned(), |bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
-    let snapshot = root.join("snapshots").join(&commit);
-    let usable = !commit.is_empty() && !commit.contains('/') && snapshot.is_dir();
-    Ok((usable.then_some((snapshot, commit)), Some(root)))
-}
-
-fn hub_cache(env: &BTreeMap<String, String>) -> Option<Utf8PathBuf> {
-    let get = |name: &str| env.get(name).filter(|value| !value.is_empty()).map(Utf8PathBuf::from);
-    get("HF_HUB_CACHE")
-        .or_else(|| get("HF_HOME").map(|home| home.join("hub")))
-        .or_else(|| get("XDG_CACHE_HOME").map(|cache| cache.join("huggingface/hub")))
-        .or_else(|| get("HOME").map(|home| home.join(".cache/huggingface/hub")))
-}
+/// Files that are kept as they are, for patches.
+const TEXTS: &[&str] = &[
+    "config.json",
+    "hf_quant_config.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+];
 
 fn read_directory(
     id: &str,
@@ -183,29 +168,28 @@ fn read_directory(
     revision: Option<String>,
     places: ModelPlaces<'_>,
 ) -> Result<ModelFacts, ModelError> {
-    let path = absolute(path)?;
-    let files = list(&path)?;
-    let tokenizer_path = path.join("tokenizer_config.json");
-    let tokenizer = match read_file(&tokenizer_path, MAX_CONFIG_BYTES)? {
-        Some(bytes) => Some(
-            parse_tokenizer_config(&bytes)
-                .map_err(|source| ModelError::Broken { path: tokenizer_path, source })?,
-        ),
-        None => None,
-    };
-    let config_path = path.join("config.json");
-    let Some(bytes) = read_file(&config_path, MAX_CONFIG_BYTES)? else {
+    let path = path.to_owned();
+    let entries = list_checkpoint(&path)?;
+    let files: Vec<(String, Bytes)> = entries
+        .iter()
+        .filter(|entry| !entry.is_dir)
+        .map(|entry| (entry.name.clone(), Bytes::new(entry.size)))
+        .collect();
+    let mut texts = BTreeMap::new();
+    for name in TEXTS {
+        if let Some(bytes) = read_file(&path.join(name), MAX_CONFIG_BYTES)? {
+            texts.insert((*name).to_owned(), bytes);
+        }
+    }
+    if !texts.contains_key("config.json") {
         let hint = files
             .iter()
             .find(|(name, _)| name.ends_with(".gguf"))
             .map(|(name, _)| format!("it holds `{name}`; convert it to a checkpoint of safetensors first"));
         return Err(ModelError::NoConfig { path, hint });
-    };
-    let mut config = parse_model_config(&bytes, tokenizer.and_then(|tokenizer| tokenizer.max_len))
-        .map_err(|source| ModelError::Broken { path: config_path, source })?;
-    if config.quantization.is_none() {
-        config.quantization = read_quantization(&path)?;
     }
+    let (config, tokenizer) = assemble_config(&texts)
+        .map_err(|broken| ModelError::Broken { path: path.join(broken.file), source: broken.source })?;
     let generation_path = path.join("generation_config.json");
     let sampling_defaults = match read_file(&generation_path, MAX_CONFIG_BYTES)? {
         Some(bytes) => parse_generation_config(&bytes)
@@ -213,16 +197,17 @@ fn read_directory(
         None => BTreeMap::new(),
     };
     let mut notes = Vec::new();
+    let mut marks = QuantMarks::default();
     let (weights, inventory) = match weigh(&path, &files) {
-        Ok((weights, names)) => (Some(weights), read_inventory(&path, &names, config.layers)?),
+        Ok((weights, names)) => (Some(weights), read_inventory(&path, &names, config.layers, &mut marks)?),
         Err(ModelError::NoWeights { .. } | ModelError::MissingWeights { .. }) if places.weights_optional => {
             notes.push("its weights are not all here: they are computed from the architecture".to_owned());
+            marks = marks_of_index(&path, config.layers)?;
             (None, None)
         }
         Err(error) => return Err(error),
     };
-    let template_file =
-        files.iter().any(|(name, _)| name == "chat_template.jinja" || name == "chat_template.json");
+    let template_file = texts.contains_key("chat_template.jinja") || texts.contains_key("chat_template.json");
     Ok(ModelFacts {
         id: id.to_owned(),
         revision,
@@ -235,32 +220,22 @@ fn read_directory(
         ),
         notes,
         path: Some(path),
+        texts,
+        entries,
+        marks,
     })
 }
 
-fn absolute(path: &Utf8Path) -> Result<Utf8PathBuf, ModelError> {
-    camino::absolute_utf8(path).map_err(|source| ModelError::Io { path: path.to_owned(), source })
-}
-
-/// Names and sizes of a directory's files; a link that leads nowhere is an error.
-fn list(path: &Utf8Path) -> Result<Vec<(String, Bytes)>, ModelError> {
-    let io = |source| ModelError::Io { path: path.to_owned(), source };
-    let mut files = Vec::new();
-    for entry in path.read_dir_utf8().map_err(io)? {
-        let entry = entry.map_err(io)?;
-        match entry.path().metadata() {
-            Ok(meta) if meta.is_file() => files.push((entry.file_name().to_owned(), Bytes::new(meta.len()))),
-            Ok(_) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let target =
-                    entry.path().read_link_utf8().map_or_else(|_| "nowhere".to_owned(), |t| t.to_string());
-                return Err(ModelError::DanglingLink { link: entry.path().to_owned(), target });
-            }
-            Err(source) => return Err(ModelError::Io { path: entry.path().to_owned(), source }),
-        }
+/// What the index alone says of the tensors, where the weights are not here.
+fn marks_of_index(path: &Utf8Path, layers: Option<u64>) -> Result<QuantMarks, ModelError> {
+    let mut marks = QuantMarks::default();
+    let index_path = path.join("model.safetensors.index.json");
+    if let Some(bytes) = read_file(&index_path, MAX_INDEX_BYTES)? {
+        let mut inventory = WeightInventory::default();
+        parse_weight_index(&bytes, |tensor| marks.add(tensor, true, inventory.add(tensor, 0, layers)))
+            .map_err(|source| ModelError::Broken { path: index_path, source })?;
     }
-    files.sort();
-    Ok(files)
+    Ok(marks)
 }
 
 /// Sum and names of the weight files: those that the index names, otherwise all of the best kind there
@@ -269,7 +244,7 @@ fn weigh(path: &Utf8Path, files: &[(String, Bytes)]) -> Result<(Bytes, Vec<Strin
     for index_name in ["model.safetensors.index.json", "pytorch_model.bin.index.json"] {
         let index_path = path.join(index_name);
         let Some(bytes) = read_file(&index_path, MAX_INDEX_BYTES)? else { continue };
-        let index = parse_weight_index(&bytes)
+        let index = parse_weight_index(&bytes, |_| ())
             .map_err(|source| ModelError::Broken { path: index_path.clone(), source })?;
         let missing: Vec<&String> =
             index.files.iter().filter(|name| !files.iter().any(|(known, _)| known == *name)).collect();
@@ -299,19 +274,12 @@ fn weigh(path: &Utf8Path, files: &[(String, Bytes)]) -> Result<(Bytes, Vec<Strin
     Err(ModelError::NoWeights { path: path.to_owned() })
 }
 
-/// vLLM reads `hf_quant_config.json` only where config.json says nothing (vllm-process.md 7.1).
-fn read_quantization(path: &Utf8Path) -> Result<Option<Quantization>, ModelError> {
-    let file = path.join("hf_quant_config.json");
-    let Some(bytes) = read_file(&file, MAX_CONFIG_BYTES)? else { return Ok(None) };
-    let object = parse_json_object(&bytes).map_err(|source| ModelError::Broken { path: file, source })?;
-    Ok(parse_quantization(&object, "hf_quant_config.json"))
-}
-
 /// What the tensors weigh, when all files are safetensors.
 fn read_inventory(
     path: &Utf8Path,
     names: &[String],
     layers: Option<u64>,
+    marks: &mut QuantMarks,
 ) -> Result<Option<WeightInventory>, ModelError> {
     if !names.iter().all(|name| name.ends_with(".safetensors")) {
         return Ok(None);
@@ -320,7 +288,7 @@ fn read_inventory(
     let mut buffer = Vec::new();
     for name in names {
         let file = path.join(name);
-        read_weight_file(&file, layers, &mut inventory, &mut buffer)
+        read_weight_file(&file, layers, &mut inventory, marks, &mut buffer)
             .map_err(|source| ModelError::BrokenWeights { path: file, source })?;
     }
     Ok(Some(inventory))

@@ -6,7 +6,7 @@ use std::io::{Read as _, Seek as _};
 use camino::Utf8Path;
 
 use crate::facts::{
-    HEADER_PREFIX, MAX_HEADER_BYTES, SafetensorsError, WeightInventory, parse_safetensors_header,
+    HEADER_PREFIX, MAX_HEADER_BYTES, QuantMarks, SafetensorsError, WeightInventory, parse_safetensors_header,
 };
 
 /// Why a weight file cannot be used.
@@ -28,6 +28,7 @@ pub(super) fn read_weight_file(
     path: &Utf8Path,
     layers: Option<u64>,
     inventory: &mut WeightInventory,
+    marks: &mut QuantMarks,
     buffer: &mut Vec<u8>,
 ) -> Result<(), WeightFileError> {
     let mut file = File::open(path)?;
@@ -51,6 +52,9 @@ pub(super) fn read_weight_file(
     buffer.clear();
     file.seek(std::io::SeekFrom::Start(HEADER_PREFIX))?;
     file.take(length).read_to_end(buffer)?;
-    parse_safetensors_header(buffer, size, |tensor| inventory.add(&tensor.name, tensor.bytes, layers))?;
+    parse_safetensors_header(buffer, size, |tensor| {
+        let placed = inventory.add(&tensor.name, tensor.bytes, layers);
+        marks.add(&tensor.name, tensor.shape.len() > 1, placed);
+    })?;
     Ok(())
 }

@@ -58,6 +58,7 @@ error_codes! {
     Interrupted = "interrupted", Interrupted, "Stopped on request before the work was done.";
     Io = "io", Io, "A read or write failed.";
     KvCacheTooSmall = "kv-cache-too-small", Config, "The engine has less memory for the KV cache than the context window needs.";
+    KvDtypeUnsupported = "kv-dtype-unsupported", Config, "No attention backend of this vLLM stores the KV cache type for this model on this hardware.";
     ModelConversionFailed = "model-conversion-failed", Unavailable, "The quickstart model could not be fetched or converted.";
     ModelDataBroken = "model-data-broken", DataBroken, "The model's own files are missing parts or cannot be read.";
     ModelNotFound = "model-not-found", NoInput, "There is no such model directory, or it is not in the local model cache.";
@@ -65,9 +66,12 @@ error_codes! {
     NetworkUnreachable = "network-unreachable", Unavailable, "A package registry could not be reached.";
     NoPermission = "no-permission", NoPermission, "The operating system denied access.";
     OsRefused = "os-refused", OsRefused, "The operating system refused to start or watch a process.";
-    PlanContradicted = "plan-contradicted", LaunchFailed, "The engine uses another context, KV cache type or number of ranks than planned.";
+    PatchDoesNotApply = "patch-does-not-apply", DataBroken, "A patch does not fit the checkpoint's files, or they changed after the plan was made.";
+    PatchNotFound = "patch-not-found", NoInput, "There is no patch of this name, or the file that it takes does not exist.";
+    PlanContradicted = "plan-contradicted", LaunchFailed, "The engine uses another context, KV cache type or number of ranks than planned, or does not confirm a patch.";
     PortBusy = "port-busy", TryAgain, "Another program holds the port.";
     ProfileInvalid = "profile-invalid", Config, "A profile or settings file has a mistake.";
+    ProfileMismatch = "profile-mismatch", Config, "A strict profile was made for other hardware, another engine or another model.";
     ProfileNotFound = "profile-not-found", NoInput, "There is no profile of this name and no such file.";
     PythonNotFound = "python-not-found", Unavailable, "No suitable Python was found.";
     ServerUnreachable = "server-unreachable", Unavailable, "Nothing answers at the URL.";

@@ -133,6 +133,9 @@ fn ready_text(name: &str, ready: &ReadyBody) -> String {
     if ready.smoke_total > 0 {
         text += &format!("  smoke    {} of {} answers correct\n", ready.smoke_passed, ready.smoke_total);
     }
+    for line in &ready.evidence {
+        text += &format!("  evidence {line}\n");
+    }
     if let Some(e2e) = ready.cold_e2e_ms {
         let tokens = ready.cold_output_tokens.map(|n| format!(" for {n} tokens")).unwrap_or_default();
         let ttft = ready.cold_ttft_ms.map(|ms| format!(", first token after {} ms", three_digits(ms)));

@@ -6,17 +6,26 @@
 mod atomic;
 mod attempts;
 mod dirs;
+mod in_place;
 mod learned;
 mod lock;
 mod logfile;
+mod overlay;
 mod record;
 
 pub use atomic::{read_bounded, write_atomic};
 pub use attempts::AttemptDir;
 pub use dirs::{Dirs, create_private_dir};
+pub use in_place::{
+    BACKUP_DIR, InPlaceError, InPlaceFile, InPlaceRecord, NewContent, apply_in_place, read_in_place,
+    revert_in_place,
+};
 pub use learned::{add_learned, read_learned};
 pub use lock::{Lock, LockError};
 pub use logfile::{LogSink, tail_lines};
+pub use overlay::{
+    OverlayContent, OverlayHold, OverlayRemoval, make_overlay, overlay_in_use, remove_overlay,
+};
 pub use record::{ColdFigures, LaunchRecord, LaunchState, RECORD_FORMAT};
 
 /// Why the store could not do it.

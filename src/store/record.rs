@@ -97,6 +97,9 @@ pub struct LaunchRecord {
     /// Smoke result: passed and asked.
     #[serde(default)]
     pub smoke: Option<(u32, u32)>,
+    /// Lines of the log that confirm the plan.
+    #[serde(default)]
+    pub evidence: Vec<String>,
     /// What the engine said of itself.
     #[serde(default)]
     pub figures: EngineFigures,

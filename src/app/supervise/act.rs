@@ -36,7 +36,7 @@ impl Supervisor {
         reports: mpsc::UnboundedSender<Report>,
         marks: mpsc::UnboundedSender<Mark>,
     ) -> Result<Self, Diagnostic> {
-        let Launch { dirs, plan, api_key, lock } = launch;
+        let Launch { dirs, plan, api_key, lock, overlay } = launch;
         let deployment = dirs.deployment(&plan.name);
         let supervisor = engine::current_process().map_err(|error| unrecordable(&error))?;
         let client = Client::new(&base_url(&plan), api_key.as_deref()).map_err(|error| {
@@ -61,6 +61,7 @@ impl Supervisor {
             ready_ms: None,
             cold: None,
             smoke: None,
+            evidence: Vec::new(),
             figures: EngineFigures::default(),
             stop: None,
         };
@@ -104,6 +105,7 @@ impl Supervisor {
             ready: None,
             diagnostic: None,
             _lock: lock,
+            _overlay: overlay,
         })
     }
 
@@ -163,8 +165,10 @@ impl Supervisor {
         self.tree = Some(Tree::new(spawned.main));
         self.child = Some(spawned.child);
         self.save();
-        self.log =
-            Some(LogReader::start(spawned.output, sink, self.marks.clone()).map_err(|error| refuse(&error))?);
+        self.log = Some(
+            LogReader::start(spawned.output, sink, self.marks.clone(), &self.plan)
+                .map_err(|error| refuse(&error))?,
+        );
         let mut started = self.event(EventKind::AttemptStarted).text(log_path.as_str());
         started.eta_ms = self.plan.eta_ms;
         self.tell(started);
@@ -242,16 +246,23 @@ impl Supervisor {
             return lifecycle::Event::WarmupFailed;
         }
         let figures = self.figures();
-        let contradictions = contradictions(&self.plan, &figures);
+        let evidence = self.evidence();
+        let mut contradictions: Vec<(Option<u64>, String)> =
+            contradictions(&self.plan, &figures).into_iter().map(|line| (None, line)).collect();
+        contradictions.extend(evidence.problems);
         self.record.figures = figures;
+        let log = self.attempt_dir.as_ref().map(|dir| dir.engine_log().to_string()).unwrap_or_default();
+        let place = |line: Option<u64>| line.map_or_else(|| log.clone(), |line| format!("{log}:{line}"));
         if !contradictions.is_empty() {
-            let log = self.attempt_dir.as_ref().map(|dir| dir.engine_log().to_string()).unwrap_or_default();
             let diagnostic =
                 Diagnostic::new(ErrorCode::PlanContradicted, "the engine does not do what was planned");
-            self.diagnostic =
-                Some(contradictions.into_iter().fold(diagnostic, |d, line| d.log_line(log.clone(), line)));
+            let add = |d: Diagnostic, (line, text)| d.log_line(place(line), text);
+            self.diagnostic = Some(contradictions.into_iter().fold(diagnostic, add));
             return lifecycle::Event::WarmupFailed;
         }
+        let confirmed: Vec<String> =
+            evidence.confirmed.into_iter().map(|(line, text)| format!("engine.log:{line} {text}")).collect();
+        self.record.evidence.clone_from(&confirmed);
         let passed = verdicts.iter().filter(|verdict| verdict.ok).count();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         self.ready = Some(ReadyBody {
@@ -268,6 +279,7 @@ impl Supervisor {
                 .filter(|verdict| !verdict.ok)
                 .map(|verdict| format!("smoke `{}`: {}", verdict.id, verdict.problems.join("; ")))
                 .collect(),
+            evidence: confirmed,
         });
         self.record.smoke = (!verdicts.is_empty()).then(|| (count(passed), count(verdicts.len())));
         self.record.cold = Some(cold);
@@ -351,6 +363,7 @@ impl Supervisor {
         self.stop.survivors.clone_from(&left);
         self.pending.retain(|event| *event != lifecycle::Event::TreeEmpty);
         self.revise();
+        self.give_up_when_doomed();
         self.pending.push(lifecycle::Event::Cleaned { left: !left.is_empty() });
     }
 

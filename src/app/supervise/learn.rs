@@ -4,15 +4,30 @@
 use jiff::Timestamp;
 
 use super::Supervisor;
+use crate::app::failure::kv_type_error;
 use crate::facts::{EngineFigures, Learned};
 use crate::lifecycle::{self, Failure, Phase};
-use crate::plan::{beside, differences, revise_context};
+use crate::plan::{EvidenceVerdict, beside, differences, revise_context};
 use crate::store::add_learned;
 
 impl Supervisor {
     /// What the engine said of its memory so far.
     pub(super) fn figures(&self) -> EngineFigures {
         self.log.as_ref().map(|log| log.said().figures.clone()).unwrap_or_default()
+    }
+
+    /// What the log says of the plan so far.
+    pub(super) fn evidence(&self) -> EvidenceVerdict {
+        self.log.as_ref().map(|log| log.said().evidence.clone().finish()).unwrap_or_default()
+    }
+
+    /// A cause that every attempt would meet again: no further one is made.
+    pub(super) fn give_up_when_doomed(&mut self) {
+        let doomed =
+            self.log.as_ref().is_some_and(|log| kv_type_error(&log.said().scan, &self.plan).is_some());
+        if doomed && matches!(self.state.phase, Phase::Stopping { failure: Some(_), .. }) {
+            self.limits.max_attempts = self.state.attempt;
+        }
     }
 
     /// Tells where the engine measured otherwise than planned, and keeps it for the next plan.

@@ -10,13 +10,16 @@ use tokio::sync::mpsc;
 
 use crate::facts::EngineFigures;
 use crate::lifecycle::{FailureScan, LineSplitter, LogLine, Mark, read_figures, read_mark};
+use crate::plan::{EvidenceScan, Plan};
 use crate::store::LogSink;
 
 /// What the log says so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Said {
     /// Of a failure.
     pub scan: FailureScan,
+    /// Of what the plan needs confirmed.
+    pub evidence: EvidenceScan,
     /// Of the engine's memory.
     pub figures: EngineFigures,
 }
@@ -35,8 +38,13 @@ impl LogReader {
         mut output: PipeReader,
         mut sink: LogSink,
         marks: mpsc::UnboundedSender<Mark>,
+        plan: &Plan,
     ) -> std::io::Result<Self> {
-        let said = Arc::new(Mutex::new(Said::default()));
+        let said = Arc::new(Mutex::new(Said {
+            scan: FailureScan::default(),
+            evidence: EvidenceScan::new(plan),
+            figures: EngineFigures::default(),
+        }));
         let done = Arc::new(AtomicBool::new(false));
         let lost = Arc::new(AtomicU64::new(0));
         let reader = Self { said: Arc::clone(&said), done: Arc::clone(&done), lost: Arc::clone(&lost) };
@@ -84,6 +92,7 @@ fn take_line(said: &Mutex<Said>, marks: &mpsc::UnboundedSender<Mark>, number: u6
     let mut said = said.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     said.scan.feed(number, line);
     read_figures(&mut said.figures, line);
+    said.evidence.line(number, line);
     drop(said);
     if let Some(mark) = read_mark(&LogLine::parse(line)) {
         // The loop has ended before the tree did: nobody needs marks any more.

@@ -23,7 +23,7 @@ use crate::measure::Verdict;
 use crate::plan::Plan;
 use crate::report::schema::{Event, EventKind, ReadyBody};
 use crate::report::{Diagnostic, ErrorCode};
-use crate::store::{AttemptDir, ColdFigures, Dirs, LaunchRecord, LaunchState, Lock};
+use crate::store::{AttemptDir, ColdFigures, Dirs, LaunchRecord, LaunchState, Lock, OverlayHold};
 use crate::units::Bytes;
 pub(super) use act::base_url;
 use log_reader::LogReader;
@@ -39,6 +39,8 @@ pub struct Launch {
     pub api_key: Option<String>,
     /// Holds the name.
     pub lock: Lock,
+    /// Holds the overlay of the checkpoint, when there is one.
+    pub overlay: Option<OverlayHold>,
 }
 
 /// A request to stop.
@@ -108,6 +110,7 @@ struct Supervisor {
     ready: Option<ReadyBody>,
     diagnostic: Option<Diagnostic>,
     _lock: Lock,
+    _overlay: Option<OverlayHold>,
 }
 
 /// Runs a launch until it ends. `stop` carries requests to stop; `events` receives everything that is

@@ -87,7 +87,10 @@ fn an_unknown_fact_decides_nothing_that_others_decide() {
 #[test]
 fn mistakes_point_at_their_line() {
     for (text, expected) in [
-        ("when = \"engine.vlm >= 1\"", "p.toml:1: `when` names no fact: `engine.vlm`; did you mean `engine.vllm`?"),
+        (
+            "when = \"engine.vlm >= 1\"",
+            "p.toml:1: `when` names no fact: `engine.vlm`; did you mean `engine.vllm`?",
+        ),
         ("\nwhen = [\n \"gpu.count == 8\",\n \"gpu.count ~ 8\"]", "p.toml:4: `when` has `~ 8` where one of"),
         ("when = \"gpu.count == many\"", "compares `gpu.count` with `many`, which is no whole number"),
         ("when = \"gpu.count\"", "compares `gpu.count` with nothing"),
@@ -116,9 +119,12 @@ fn mistakes_point_at_their_line() {
 
 #[test]
 fn what_is_printed_reads_back_the_same() {
-    for text in
-        ["engine.vllm >= 0.18.0", "kv.supported", "model.attention in [mla, standard]", "gpu.memory >= 90.0 GiB"]
-    {
+    for text in [
+        "engine.vllm >= 0.18.0",
+        "kv.supported",
+        "model.attention in [mla, standard]",
+        "gpu.memory >= 90.0 GiB",
+    ] {
         let first = Predicate::parse(text).expect(text);
         assert_eq!(Predicate::parse(&first.to_string()).expect("again"), first, "{text}");
     }

@@ -39,9 +39,15 @@ fn both_forms_of_the_table_agree() {
                         let KvSupport::Works { backends, .. } = &found else {
                             panic!("{version} {cc} {dtype}: {found:?}, expected {backend}")
                         };
-                        assert!(backends.iter().any(|known| known == backend), "{version} {cc} {dtype}: {backends:?}");
+                        assert!(
+                            backends.iter().any(|known| known == backend),
+                            "{version} {cc} {dtype}: {backends:?}"
+                        );
                     }
-                    None => assert!(matches!(found, KvSupport::Unsupported { .. }), "{version} {cc} {dtype}: {found:?}"),
+                    None => assert!(
+                        matches!(found, KvSupport::Unsupported { .. }),
+                        "{version} {cc} {dtype}: {found:?}"
+                    ),
                 }
                 compared += 1;
             }
@@ -64,7 +70,10 @@ fn both_forms_of_the_table_agree() {
 fn the_storys_gpu_says_why_and_from_when() {
     let found = ask("0.15.1", "12.0", AttentionKind::Mla, "fp8");
     let KvSupport::Unsupported { reasons, sources, works_from, note } = found else { panic!("{found:?}") };
-    assert!(reasons.iter().any(|reason| reason.starts_with("TRITON_MLA: stores auto, bfloat16 only")), "{reasons:?}");
+    assert!(
+        reasons.iter().any(|reason| reason.starts_with("TRITON_MLA: stores auto, bfloat16 only")),
+        "{reasons:?}"
+    );
     assert!(sources.iter().any(|source| source.contains("34597")), "{sources:?}");
     assert_eq!((works_from.as_deref(), note), (Some("0.18.0"), None));
     // Standard attention on the same GPU has no trouble, whatever the version.
@@ -88,14 +97,22 @@ fn a_kernel_that_is_accepted_and_said_to_fail_is_doubtful() {
     assert!(works(&kv_support(KvQuestion { dtype: "auto", ..question })));
     let hopper = KvDevice::Gpu(ComputeCapability { major: 9, minor: 0 });
     assert!(works(&kv_support(KvQuestion { device: hopper, ..question })));
-    assert!(matches!(kv_support(KvQuestion { device: hopper, context_parallel: 8, ..question }), KvSupport::Doubtful { .. }));
+    assert!(matches!(
+        kv_support(KvQuestion { device: hopper, context_parallel: 8, ..question }),
+        KvSupport::Doubtful { .. }
+    ));
 }
 
 #[test]
 fn hardware_without_fp8_or_bf16_is_told() {
-    for (cc, dtype, expected) in
-        [("8.6", "fp8", true), ("8.6", "fp8_per_token_head", false), ("8.9", "fp8_per_token_head", true), ("7.5", "bfloat16", false), ("7.5", "float16", true), ("9.0", "nvfp4", true)]
-    {
+    for (cc, dtype, expected) in [
+        ("8.6", "fp8", true),
+        ("8.6", "fp8_per_token_head", false),
+        ("8.9", "fp8_per_token_head", true),
+        ("7.5", "bfloat16", false),
+        ("7.5", "float16", true),
+        ("9.0", "nvfp4", true),
+    ] {
         assert_eq!(works(&ask("0.32.0", cc, AttentionKind::Standard, dtype)), expected, "{cc} {dtype}");
     }
     // FlashInfer left 7.5 between 0.22 and 0.24.
@@ -125,7 +142,14 @@ fn the_cpu_build_stores_fp8_for_heads_only() {
     let version: EngineVersion = "0.32.0+cpu".parse().expect("good");
     let flags = ["avx2".to_owned(), "avx512f".to_owned()];
     let question = |kind, dtype, flags| {
-        kv_support(KvQuestion { version: &version, device: KvDevice::Cpu(flags), kind, mla: None, dtype, context_parallel: 1 })
+        kv_support(KvQuestion {
+            version: &version,
+            device: KvDevice::Cpu(flags),
+            kind,
+            mla: None,
+            dtype,
+            context_parallel: 1,
+        })
     };
     assert!(works(&question(AttentionKind::Standard, "fp8", &flags)));
     assert!(!works(&question(AttentionKind::Standard, "fp8", &flags[..1])));
@@ -142,7 +166,11 @@ fn patterns_of_capabilities() {
         ("12.0,12.1", "12.1", "12.2"),
         (">=8.0", "8.0", "7.5"),
     ] {
-        assert!(runs_on(pattern, inside.parse().expect(inside)) && !runs_on(pattern, outside.parse().expect(outside)), "{pattern}");
+        assert!(
+            runs_on(pattern, inside.parse().expect(inside))
+                && !runs_on(pattern, outside.parse().expect(outside)),
+            "{pattern}"
+        );
     }
     assert!(runs_on("any", ComputeCapability { major: 3, minor: 5 }));
 }

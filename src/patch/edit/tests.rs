@@ -29,7 +29,11 @@ fn only_the_bytes_of_the_value_change() {
         ("/b/c/-", Operation::Add(json!("x")), text.replace("-0.0]", "-0.0, \"x\"]")),
         ("/b/c/1", Operation::Add(json!(7)), text.replace("2.50", "7, 2.50")),
         ("/b/c/0", Operation::Add(json!(7)), text.replace("[1", "[7, 1")),
-        ("/e", Operation::Add(json!({"f": []})), text.replace("\\u2028\"", "\\u2028\",\n  \"e\": {\"f\":[]}")),
+        (
+            "/e",
+            Operation::Add(json!({"f": []})),
+            text.replace("\\u2028\"", "\\u2028\",\n  \"e\": {\"f\":[]}"),
+        ),
         ("/d", Operation::Add(json!("new")), text.replace("\"\\u2028\"", "\"new\"")),
         ("/a", Operation::Test(json!(0.00001)), text.to_owned()),
     ] {
@@ -116,7 +120,9 @@ fn pointers(value: &Value) -> Vec<String> {
     fn walk(value: &Value, at: &str, found: &mut Vec<String>) {
         let children: Vec<(String, &Value)> = match value {
             Value::Object(object) => object.iter().map(|(key, value)| (super::escape(key), value)).collect(),
-            Value::Array(items) => items.iter().enumerate().map(|(index, item)| (index.to_string(), item)).collect(),
+            Value::Array(items) => {
+                items.iter().enumerate().map(|(index, item)| (index.to_string(), item)).collect()
+            }
             _ => Vec::new(),
         };
         for (part, child) in children {

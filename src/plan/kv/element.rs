@@ -1,7 +1,7 @@
 //! Bytes of one cached element, by `--kv-cache-dtype` and what the checkpoint declares
 //! (vllm-memory.md 3.1).
 
-use crate::facts::{DeclaredKvCache, ModelConfig};
+use crate::facts::{DeclaredKvCache, EngineVersion, ModelConfig, followed_kv_cache};
 
 /// Bytes of one head's key (or value) of `dim` elements, or a fixed size of a whole MLA token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,10 +39,14 @@ pub(super) fn model_element(config: &ModelConfig) -> u64 {
 }
 
 /// The element of the KV cache; an error says why its size is not known.
-pub(super) fn kv_element(config: &ModelConfig, dtype: Option<&str>) -> Result<Element, String> {
+pub(super) fn kv_element(
+    config: &ModelConfig,
+    dtype: Option<&str>,
+    version: &EngineVersion,
+) -> Result<Element, String> {
     let dtype = match dtype.filter(|dtype| *dtype != "auto") {
         Some(given) => given.to_ascii_lowercase(),
-        None => match declared(config)? {
+        None => match declared(config, version)? {
             Some(declared) => declared.to_owned(),
             None => return Ok(Element::Plain(model_element(config))),
         },
@@ -63,13 +67,10 @@ pub(super) fn kv_element(config: &ModelConfig, dtype: Option<&str>) -> Result<El
     })
 }
 
-/// What the checkpoint declares, as far as vLLM follows it: MLA layers pass over the scheme of
-/// compressed-tensors (vllm-process.md 7.1).
-fn declared(config: &ModelConfig) -> Result<Option<&'static str>, String> {
-    let Some(quantization) = &config.quantization else { return Ok(None) };
-    match &quantization.kv_cache {
+/// What the checkpoint declares, as far as this version follows it.
+fn declared(config: &ModelConfig, version: &EngineVersion) -> Result<Option<&'static str>, String> {
+    match followed_kv_cache(config, version) {
         None => Ok(None),
-        Some(_) if config.mla.is_some() && quantization.method == "compressed-tensors" => Ok(None),
         Some(DeclaredKvCache::Fp8) => Ok(Some("fp8")),
         Some(DeclaredKvCache::Nvfp4) => Ok(Some("nvfp4")),
         Some(DeclaredKvCache::Other(name)) => {

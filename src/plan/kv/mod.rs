@@ -71,7 +71,8 @@ pub(crate) fn kv_layout(config: &ModelConfig, options: KvOptions<'_>) -> Result<
         return Err(format!("what its layers keep is not known ({})", config.irregular_attention.join(", ")));
     }
     let forced = options.sparse_is_fp8 && config.mla.is_some() && config.attention.indexer.is_some();
-    let element = kv_element(config, if forced { Some("fp8_ds_mla") } else { options.dtype })?;
+    let element =
+        kv_element(config, if forced { Some("fp8_ds_mla") } else { options.dtype }, options.version)?;
     let layout = &config.attention;
     let (token, formula) = match config.mla {
         Some(mla) => {

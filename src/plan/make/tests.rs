@@ -8,6 +8,7 @@ use crate::facts::{
     AttentionLayout, ComputeCapability, EngineFacts, EngineSchema, Facts, Gpu, GpuFacts, HostFacts,
     ModelConfig, ModelFacts,
 };
+use crate::patch::PatchLibrary;
 use crate::plan::{Endpoint, EngineDevice, Plan, PlanError};
 use crate::units::{Bytes, Tokens};
 
@@ -80,7 +81,8 @@ fn plan_with(profile: &str, flags: LaunchFlags, facts: &Facts) -> Result<Plan, P
     let flags = LaunchFlags { model: flags.model.or_else(|| Some("/m/SmolLM2".to_owned())), ..flags };
     let named = NamedProfile { name: "p".to_owned(), profile };
     let settings = resolve(Some(named), &BTreeMap::new(), &flags).expect("settings");
-    make_plan(&settings, facts, Utf8Path::new("/cache"))
+    let library = PatchLibrary::embedded().expect("embedded");
+    make_plan(&settings, facts, &library, Utf8Path::new("/cache"))
 }
 
 fn plan(profile: &str) -> Plan {

@@ -58,6 +58,9 @@ pub struct ReadyBody {
     pub smoke_total: u32,
     /// What was wrong with the answers, one sentence each.
     pub smoke_problems: Vec<String>,
+    /// Lines of the engine's log that confirm the plan, as `engine.log:LINE TEXT`.
+    #[serde(default)]
+    pub evidence: Vec<String>,
 }
 
 /// One event. Fields that do not apply are absent.

@@ -5,7 +5,8 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 use crate::plan::{
-    MemoryRow, Plan, PlanChange, PlanWarning, PlannedEngine, PlannedModel, PlannedSetting, expected_evidence,
+    MemoryRow, Plan, PlanChange, PlanWarning, PlannedEngine, PlannedKvType, PlannedModel, PlannedSetting,
+    expected_evidence,
 };
 use crate::report::Document;
 use crate::units::{Bytes, Tokens};
@@ -39,6 +40,23 @@ pub struct ContextBody {
     /// Requests of that length at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<f64>,
+}
+
+/// One value that a patch changes.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PlannedEdit {
+    /// The patches of its file.
+    pub id: String,
+    /// The file.
+    pub file: String,
+    /// JSON Pointer; empty for a whole file.
+    pub pointer: String,
+    /// The value before; absent when there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before: Option<serde_json::Value>,
+    /// The value afterwards; absent when there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after: Option<serde_json::Value>,
 }
 
 /// What `plan` decided.
@@ -81,6 +99,11 @@ pub struct PlanBody {
     pub argv: Vec<String>,
     /// Variables set for the engine.
     pub env: BTreeMap<String, String>,
+    /// Values that patches change in the overlay.
+    pub patches: Vec<PlannedEdit>,
+    /// Data type of the KV cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_type: Option<PlannedKvType>,
     /// What the reader should know.
     pub warnings: Vec<PlanWarning>,
     /// Changes that would let more fit, best first.
@@ -122,12 +145,30 @@ impl From<&Plan> for PlanBody {
             memory: plan.memory.iter().map(row).collect(),
             argv: plan.argv.clone(),
             env: plan.env.clone(),
+            patches: edits(plan),
+            kv_type: plan.kv_type.clone(),
             warnings: plan.warnings.clone(),
             changes: plan.changes.clone(),
             eta_ms: plan.eta_ms,
             launch: plan.clone(),
         }
     }
+}
+
+fn edits(plan: &Plan) -> Vec<PlannedEdit> {
+    let files = plan.overlay.iter().flat_map(|overlay| &overlay.files);
+    let edit = |file: &crate::patch::PatchedFile| {
+        let (id, path) = (file.patches.join(","), file.path.clone());
+        let edit = move |change: &crate::patch::Change| PlannedEdit {
+            id: id.clone(),
+            file: path.clone(),
+            pointer: change.pointer.clone(),
+            before: change.before.clone(),
+            after: change.after.clone(),
+        };
+        file.changes.iter().map(edit).collect::<Vec<_>>()
+    };
+    files.flat_map(edit).collect()
 }
 
 impl Document for PlanBody {
