@@ -58,9 +58,10 @@ pub(super) fn kv_type_failed(kv: Option<&PlannedKvType>, id: &str) -> Diagnostic
             .fact(kv.source.clone(), format!("KV cache type {dtype}"))
             .fact("support table", kv.support.clone());
     }
-    diagnostic
-        .command("let kdeploy choose another type", format!("kdeploy up {id} --patches auto"))
-        .command("or name one", format!("kdeploy up {id} --kv-cache-dtype bfloat16"))
+    diagnostic.command(
+        "let kdeploy choose another type",
+        format!("kdeploy up {id} --kv-cache-dtype auto --patches auto"),
+    )
 }
 
 /// A patch that does not apply.

@@ -159,6 +159,9 @@ struct Row {
     /// One of these flags of the processor is needed.
     #[serde(default)]
     cpu_flags: Vec<String>,
+    /// With one of these flags the engine takes another backend.
+    #[serde(default)]
+    cpu_without: Vec<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -293,10 +296,12 @@ fn refusal(row: &Row, dtype: &str, device: KvDevice<'_>) -> Option<String> {
         }
         KvDevice::Cpu(flags) => {
             let stores = row.kv_cache_dtypes.iter().any(|known| known == dtype);
+            let has = |names: &[String]| names.iter().any(|name| flags.contains(name));
+            if has(&row.cpu_without) {
+                return no(format!("is not taken where the processor has {}", row.cpu_without.join(", ")));
+            }
             // Where the flags are not known the engine says it itself, before the load.
-            let capable = row.cpu_flags.is_empty()
-                || flags.is_empty()
-                || row.cpu_flags.iter().any(|need| flags.iter().any(|flag| flag == need));
+            let capable = row.cpu_flags.is_empty() || flags.is_empty() || has(&row.cpu_flags);
             if stores && capable {
                 return None;
             }

@@ -155,6 +155,11 @@ fn the_cpu_build_stores_fp8_for_heads_only() {
     assert!(!works(&question(AttentionKind::Standard, "fp8", &flags[..1])));
     assert!(matches!(question(AttentionKind::Mla, "fp8", &flags), KvSupport::Unsupported { .. }));
     assert!(works(&question(AttentionKind::Mla, "bfloat16", &flags)));
+    // With AMX the engine takes another backend, which knows `auto` alone.
+    let amx = ["avx512f".to_owned(), "amx_tile".to_owned()];
+    assert!(works(&question(AttentionKind::Mla, "auto", &amx)));
+    assert!(matches!(question(AttentionKind::Mla, "bfloat16", &amx), KvSupport::Unsupported { .. }));
+    assert!(works(&question(AttentionKind::Standard, "fp8", &amx)));
     assert!(matches!(question(AttentionKind::SparseMla, "auto", &flags), KvSupport::Unknown { .. }));
 }
 

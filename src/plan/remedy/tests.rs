@@ -173,8 +173,14 @@ fn other_hardware_and_other_attention_have_no_complaint() {
 
 #[test]
 fn the_cpu_build_gets_a_flag_for_mla_and_nothing_for_heads() {
-    let plan = plan(&facts(KIMI, EIGHT, "0.32.0+cpu"), &settings("auto", None, &[])).expect("a plan");
-    assert_eq!(flag(&plan, "--kv-cache-dtype").as_deref(), Some("bfloat16"));
+    let mut facts = facts(KIMI, EIGHT, "0.32.0+cpu");
+    let flagged = plan(&facts, &settings("auto", None, &[])).expect("a plan");
+    assert_eq!(flag(&flagged, "--kv-cache-dtype").as_deref(), Some("bfloat16"));
+    // Where the processor has AMX the engine's backend refuses `bfloat16` by name: the files are edited.
+    facts.host.cpu_flags.push("amx_tile".to_owned());
+    let edited = plan(&facts, &settings("auto", None, &[])).expect("a plan");
+    assert_eq!(flag(&edited, "--kv-cache-dtype"), None);
+    assert_eq!(edited.overlay.expect("an overlay").files.len(), 2);
 }
 
 #[test]
