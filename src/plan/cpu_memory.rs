@@ -101,7 +101,7 @@ fn choose_space(needs: CpuNeeds<'_>, fixed: Bytes) -> (Bytes, String) {
 mod tests {
     use super::{CpuNeeds, plan_cpu_memory};
     use crate::facts::{AttentionLayout, ModelConfig};
-    use crate::plan::kv::{KvLayout, KvOptions, kv_layout};
+    use crate::plan::kv::{AttentionDevice, KvLayout, KvOptions, kv_layout};
     use crate::units::{Bytes, Tokens};
 
     /// SmolLM2-135M: 23,040 B a token.
@@ -119,7 +119,7 @@ mod tests {
             dtype: None,
             block: None,
             version: &"0.32.0".parse().expect("a version"),
-            is_cpu: true,
+            device: AttentionDevice::Cpu { amx: false },
             batched_tokens: 2048,
             sparse_is_fp8: false,
             prediction_layers: 0,

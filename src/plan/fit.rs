@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::command::Options;
 use super::cpu_memory::{CpuNeeds, plan_cpu_memory};
 use super::error::PlanError;
-use super::kv::{KvLayout, KvOptions, kv_layout};
+use super::kv::{AttentionDevice, KvLayout, KvOptions, kv_layout};
 use super::make::warning;
 use super::model::{MemoryRow, PlanChange, PlanWarning};
 use crate::config::{ContextWanted, Origin, OriginKind, Setting, Settings};
@@ -173,7 +173,7 @@ pub(super) fn fit_cpu(
         dtype: options.text("kv_cache_dtype"),
         block: options.whole("block_size")?,
         version: &facts.engine.version,
-        is_cpu: true,
+        device: AttentionDevice::cpu(&facts.host.cpu_flags),
         batched_tokens: options.whole("max_num_batched_tokens")?.unwrap_or(CPU_BATCHED_TOKENS),
         sparse_is_fp8: false,
         prediction_layers: 0,

@@ -7,7 +7,7 @@ use super::command::Options;
 use super::error::PlanError;
 use super::fit::{Fit, Layout, chosen_gpus, describe_gpus, leave_context_to_engine, target};
 use super::gpu_memory::{Budget, Fits, Ledger};
-use super::kv::{KvLayout, KvOptions, kv_layout};
+use super::kv::{AttentionDevice, KvLayout, KvOptions, kv_layout};
 use super::make::warning;
 use super::model::{MemoryRow, PlanChange};
 use super::overheads::{Estimate, OverheadOptions, activations, cuda_graphs, non_torch};
@@ -247,7 +247,7 @@ fn kv_options<'a>(
         dtype: options.text("kv_cache_dtype"),
         block: options.whole("block_size")?,
         version: &facts.engine.version,
-        is_cpu: false,
+        device: AttentionDevice::Gpu,
         batched_tokens,
         sparse_is_fp8: facts
             .gpus

@@ -24,7 +24,7 @@ pub(crate) struct KvOptions<'a> {
     /// `--block-size`.
     pub block: Option<u64>,
     pub version: &'a EngineVersion,
-    pub is_cpu: bool,
+    pub device: AttentionDevice,
     /// `--max-num-batched-tokens`, for windows.
     pub batched_tokens: u64,
     /// Does the only sparse backend of these GPUs store its own FP8 form whatever was asked (SM120)?
@@ -32,6 +32,23 @@ pub(crate) struct KvOptions<'a> {
     /// Layers of multi-token prediction in use, and their tokens a step.
     pub prediction_layers: u64,
     pub speculative_tokens: u64,
+}
+
+/// What attention runs on, as far as the arithmetic differs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttentionDevice {
+    Gpu,
+    Cpu {
+        /// Does the processor have AMX tiles? vLLM then takes another MLA backend.
+        amx: bool,
+    },
+}
+
+impl AttentionDevice {
+    /// The CPU build on a processor with these flags.
+    pub(crate) fn cpu(flags: &[String]) -> Self {
+        Self::Cpu { amx: flags.iter().any(|flag| flag == "amx_tile") }
+    }
 }
 
 /// What a group of layers needs for a request.
@@ -110,7 +127,7 @@ pub(crate) fn kv_layout(config: &ModelConfig, options: KvOptions<'_>) -> Result<
         let need = if is_new(&options) { Need::Chunk(chunked.tokens) } else { Need::All };
         kinds.push((need, stage(chunked.layers)));
     }
-    let block_given = options.block.unwrap_or_else(|| default_block(config, &options)).max(1);
+    let block_given = block_size(config, &options);
     if let Some(cross) = layout.cross {
         kinds.push((Need::Fixed(cross.tokens.div_ceil(block_given)), stage(cross.layers)));
     }
@@ -155,19 +172,22 @@ fn is_new(options: &KvOptions<'_>) -> bool {
     options.version.is_at_least(CONCURRENCY_RULE.0, CONCURRENCY_RULE.1)
 }
 
-/// Default block sizes: CPU backends 128, MLA on CPU 16; GPU 16, MLA 64.
-fn default_block(config: &ModelConfig, options: &KvOptions<'_>) -> u64 {
-    match (options.is_cpu, config.mla.is_some()) {
-        (true, false) => 128,
-        (true, true) | (false, false) => 16,
-        (false, true) => 64,
-    }
+/// Tokens in a block (`vllm/platforms/cpu.py` of 0.32): CPU 128; MLA on CPU 16 whatever was asked,
+/// except with AMX, whose backend takes any; GPU 16, MLA 64.
+fn block_size(config: &ModelConfig, options: &KvOptions<'_>) -> u64 {
+    let default = match (options.device, config.mla.is_some()) {
+        (AttentionDevice::Cpu { amx: false }, true) => return 16,
+        (AttentionDevice::Cpu { .. }, _) => 128,
+        (AttentionDevice::Gpu, false) => 16,
+        (AttentionDevice::Gpu, true) => 64,
+    };
+    options.block.unwrap_or(default).max(1)
 }
 
 /// Tokens of batches that may be in flight.
 fn in_flight(options: &KvOptions<'_>) -> u64 {
     // Scheduling ahead of the running batch: not on CPU (seen with vLLM 0.32).
-    let ahead = is_new(options) && !options.is_cpu;
+    let ahead = is_new(options) && options.device == AttentionDevice::Gpu;
     let batches = match (ahead, options.pipeline_parallel.max(1)) {
         (false, stages) => stages,
         (true, 1) => 2,

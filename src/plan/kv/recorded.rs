@@ -1,6 +1,6 @@
 //! The arithmetic held against public start-ups of real engines (`tests/data/startups.jsonl`).
 
-use super::{KvLayout, KvOptions, kv_layout};
+use super::{AttentionDevice, KvLayout, KvOptions, kv_layout};
 use crate::facts::{
     AttentionLayout, EngineVersion, MlaRanks, ModelConfig, StateLayers, StateShape, WindowedLayers,
 };
@@ -83,7 +83,7 @@ fn options<'a>(record: &'a Value, version: &'a EngineVersion) -> KvOptions<'a> {
             .as_u64()
             .or(Some(16).filter(|_| record["model_facts"]["indexer"].is_null())),
         version,
-        is_cpu: false,
+        device: AttentionDevice::Gpu,
         batched_tokens: record["max_num_batched_tokens"].as_u64().unwrap_or(8192),
         sparse_is_fp8: false,
         prediction_layers: u64::from(speculative > 0),

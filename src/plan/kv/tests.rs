@@ -1,4 +1,4 @@
-use super::{KvLayout, KvOptions, kv_layout};
+use super::{AttentionDevice, KvLayout, KvOptions, kv_layout};
 use crate::facts::{AttentionLayout, DeclaredKvCache, EngineVersion, MlaRanks, ModelConfig, Quantization};
 use crate::units::{Bytes, Tokens};
 use proptest::prelude::*;
@@ -15,7 +15,7 @@ fn options(version: &EngineVersion) -> KvOptions<'_> {
         dtype: None,
         block: None,
         version,
-        is_cpu: true,
+        device: AttentionDevice::Cpu { amx: false },
         batched_tokens: 2048,
         sparse_is_fp8: false,
         prediction_layers: 0,
@@ -54,6 +54,23 @@ fn real_cpu_engines_print_what_is_planned() {
     assert_eq!(tiny.longest(gib, Tokens::new(1_000)), Some(Tokens::new(1_000)));
     assert!(tiny.needed(Tokens::new(310_672)) <= gib && tiny.needed(Tokens::new(310_673)) > gib);
     assert_eq!(tiny.longest(Bytes::new(1), Tokens::new(8)), None);
+}
+
+#[test]
+fn mla_on_a_processor_with_amx_has_larger_blocks() {
+    // Printed by a real vLLM 0.32 on a processor with AMX: 309,171 tokens in 1 GiB at 20,000 each, and
+    // 310,528 named as the longest that fits.
+    let v = version("0.32.0+cpu");
+    let gib = Bytes::from_gib(1);
+    let flags = ["amx_bf16", "amx_tile"].map(str::to_owned);
+    let amx = KvOptions { device: AttentionDevice::cpu(&flags), ..options(&v) };
+    let layout = kv_layout(&mla(3), amx).expect("mla");
+    assert_eq!(layout.printed(gib, Tokens::new(20_000)), Tokens::new(309_171));
+    assert_eq!(layout.longest(gib, Tokens::new(1_048_576)), Some(Tokens::new(310_528)));
+    assert_eq!(layout.block, 128);
+    // Without AMX the block is 16 whatever was asked; with it what was asked.
+    let asked = |options| kv_layout(&mla(3), KvOptions { block: Some(64), ..options }).expect("mla").block;
+    assert_eq!((asked(options(&v)), asked(amx)), (16, 64));
 }
 
 #[test]
@@ -142,7 +159,7 @@ fn an_encoders_tokens_are_cached_once_per_request() {
     let v = version("0.32.0");
     let mut whisper = full(32, 20, 64);
     whisper.attention.cross = Some(crate::facts::WindowedLayers { layers: 32, tokens: 1500 });
-    let layout = kv_layout(&whisper, KvOptions { is_cpu: false, ..options(&v) }).expect("known");
+    let layout = kv_layout(&whisper, KvOptions { device: AttentionDevice::Gpu, ..options(&v) }).expect("known");
     let block = 16 * 20 * 2 * 64 * 2 * 32;
     assert_eq!(layout.needed(Tokens::new(448)), Bytes::new((28 + 94 + 1) * block));
 }
