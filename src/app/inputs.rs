@@ -129,7 +129,7 @@ fn flags(args: &LaunchArgs) -> LaunchFlags {
 /// A profile by path, or by name: the user's own first, then those that come with kdeploy.
 fn load_profile(app: &App, given: &str) -> Result<NamedProfile, Diagnostic> {
     let read = |path: &Utf8Path| {
-        crate::store::read_bounded(path, MAX_PROFILE_BYTES).map_err(|error| store_error(&error))
+        crate::store::read_given(path, MAX_PROFILE_BYTES).map_err(|error| store_error(&error))
     };
     let parse = |name: &str, file: &str, text: &str| {
         let profile = parse_profile(file, text).map_err(|error| config_error(&error))?;
@@ -295,7 +295,7 @@ fn other_hardware(given: &str) -> Result<GpuFacts, Diagnostic> {
     }
     let path = Utf8Path::new(given);
     let bytes =
-        crate::store::read_bounded(path, MAX_FACTS_BYTES).map_err(|error| store_error(&error))?.ok_or_else(
+        crate::store::read_given(path, MAX_FACTS_BYTES).map_err(|error| store_error(&error))?.ok_or_else(
             || Diagnostic::new(ErrorCode::ModelNotFound, format!("there is no facts file `{path}`")),
         )?;
     parse_hardware(&bytes).map_err(|error| {

@@ -7,7 +7,7 @@ use super::explain_inputs::config_error;
 use crate::config::Settings;
 use crate::patch::{PatchLibrary, parse_patch};
 use crate::report::{Diagnostic, ErrorCode};
-use crate::store::read_bounded;
+use crate::store::read_given;
 
 /// Largest patch file, and largest file that is given with one.
 const MAX_PATCH_BYTES: u64 = 1 << 20;
@@ -57,7 +57,7 @@ pub(super) fn read_arguments(library: &mut PatchLibrary, settings: &Settings) ->
 }
 
 fn read_text(path: &Utf8Path) -> Result<Option<String>, Diagnostic> {
-    let Some(bytes) = read_bounded(path, MAX_PATCH_BYTES).map_err(|error| store_error(&error))? else {
+    let Some(bytes) = read_given(path, MAX_PATCH_BYTES).map_err(|error| store_error(&error))? else {
         return Ok(None);
     };
     String::from_utf8(bytes).map(Some).map_err(|error| {

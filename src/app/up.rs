@@ -70,7 +70,7 @@ fn read_plan(file: &Utf8Path) -> Result<Plan, Diagnostic> {
             .cause(cause)
             .command("make one", "kdeploy plan MODEL --json > plan.json")
     };
-    let bytes = crate::store::read_bounded(file, 16 << 20)
+    let bytes = crate::store::read_given(file, 16 << 20)
         .map_err(|error| store_error(&error))?
         .ok_or_else(|| Diagnostic::new(ErrorCode::NameNotFound, format!("`{file}` does not exist")))?;
     let value: serde_json::Value =

@@ -1,10 +1,10 @@
 //! Headers of weight files → [`WeightInventory`]: bounded reads, never the tensors themselves.
 
-use std::fs::File;
 use std::io::{Read as _, Seek as _};
 
 use camino::Utf8Path;
 
+use super::files::open_regular;
 use crate::facts::{
     HEADER_PREFIX, MAX_HEADER_BYTES, QuantMarks, SafetensorsError, WeightInventory, parse_safetensors_header,
 };
@@ -31,7 +31,7 @@ pub(super) fn read_weight_file(
     marks: &mut QuantMarks,
     buffer: &mut Vec<u8>,
 ) -> Result<(), WeightFileError> {
-    let mut file = File::open(path)?;
+    let mut file = open_regular(path)?;
     let size = file.metadata()?.len();
     let mut prefix = [0_u8; HEADER_PREFIX as usize];
     if size < HEADER_PREFIX {

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::codes::ErrorCode;
 use super::exit::Exit;
 
+/// Columns before the text of a part.
+const INDENT: usize = 12;
+
 /// May the same command succeed when it is simply run again?
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -162,19 +165,21 @@ impl Diagnostic {
     pub fn render(&self, width: usize) -> String {
         let mut out = String::new();
         let _ = writeln!(out, "error[{}]: {}", self.code, clean(&self.summary));
-        let mut part = |label: &str, text: &str| {
-            let first = format!("  {label:<9} ");
+        let part = |out: &mut String, label: &str, text: &str| {
+            let (first, rest) = (format!("  {label:<9} "), " ".repeat(INDENT));
             let options = textwrap::Options::new(width.max(40))
                 .initial_indent(&first)
-                .subsequent_indent("            ")
+                .subsequent_indent(&rest)
                 .break_words(false)
+                // Paths stay whole: they are copied from here.
+                .word_separator(textwrap::WordSeparator::AsciiSpace)
                 .word_splitter(textwrap::WordSplitter::NoHyphenation);
             for line in textwrap::wrap(&clean(text), options) {
                 let _ = writeln!(out, "{line}");
             }
         };
         if !self.cause.is_empty() {
-            part("cause", &self.cause);
+            part(&mut out, "cause", &self.cause);
         }
         for (i, item) in self.evidence.iter().enumerate() {
             let label = if i == 0 { "evidence" } else { "" };
@@ -183,16 +188,24 @@ impl Diagnostic {
             } else {
                 format!("{}  {}", item.place, item.text)
             };
-            part(label, &text);
+            part(&mut out, label, &text);
         }
         for (i, did) in self.did.iter().enumerate() {
-            part(if i == 0 { "done" } else { "" }, did);
+            part(&mut out, if i == 0 { "done" } else { "" }, did);
         }
         for (i, remedy) in self.remedy.iter().take(3).enumerate() {
             let label = if i == 0 { "you can" } else { "" };
-            match &remedy.command {
-                Some(command) => part(label, &format!("{}: {command}", remedy.text)),
-                None => part(label, &remedy.text),
+            let Some(command) = &remedy.command else {
+                part(&mut out, label, &remedy.text);
+                continue;
+            };
+            let line = format!("{}: {command}", remedy.text);
+            if INDENT + textwrap::core::display_width(&line) <= width.max(40) {
+                part(&mut out, label, &line);
+            } else {
+                // A command that is broken in two cannot be pasted.
+                part(&mut out, label, &format!("{}:", remedy.text));
+                let _ = writeln!(out, "{:INDENT$}  {}", "", clean(command));
             }
         }
         out
@@ -230,6 +243,23 @@ mod tests {
           done      started nothing
           you can   use another port: kdeploy up m --port 8001
                     or end that program
+        ");
+    }
+
+    #[test]
+    fn paths_and_commands_stay_whole() {
+        let path = "/a/long/path/of/a/checkpoint/in/a/directory/that/has/a/name";
+        let text = Diagnostic::new(ErrorCode::Io, "x")
+            .cause(format!("the file {path} is not there"))
+            .command("look at it", format!("ls -l {path}"))
+            .render(60);
+        insta::assert_snapshot!(text, @r"
+        error[io]: x
+          cause     the file
+                    /a/long/path/of/a/checkpoint/in/a/directory/that/has/a/name
+                    is not there
+          you can   look at it:
+                      ls -l /a/long/path/of/a/checkpoint/in/a/directory/that/has/a/name
         ");
     }
 

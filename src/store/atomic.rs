@@ -1,7 +1,8 @@
 //! Files that are either the old ones or the new ones, never half.
 
+use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 
 use camino::Utf8Path;
 
@@ -27,28 +28,59 @@ pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Reads a file of at most `limit` bytes; `None` when it does not exist.
+/// Reads a file whole, at most `limit` bytes of it; `None` when it does not exist. A FIFO or a device
+/// in its place is an error and does not keep the reader waiting.
 ///
 /// # Errors
-/// When it cannot be read, or is longer than `limit`.
+/// When it cannot be read, is longer, or is not a regular file.
 pub fn read_bounded(path: &Utf8Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
-    let file = match fs_err::File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.into()),
+    let nonblocking = nix::fcntl::OFlag::O_NONBLOCK.bits();
+    let Some(file) = found(File::options().read(true).custom_flags(nonblocking).open(path), path)? else {
+        return Ok(None);
     };
+    if !file.metadata().map_err(|error| named(&error, path))?.is_file() {
+        let reason = "it is not a regular file".to_owned();
+        return Err(StoreError::Unreadable { path: path.to_owned(), reason });
+    }
+    read(file, path, limit).map(Some)
+}
+
+/// The same for a file that somebody names to kdeploy, which may also be a pipe: `--plan <(…)`.
+///
+/// # Errors
+/// When it cannot be read or is longer.
+pub fn read_given(path: &Utf8Path, limit: u64) -> Result<Option<Vec<u8>>, StoreError> {
+    match found(File::open(path), path)? {
+        Some(file) => read(file, path, limit).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn found(opened: std::io::Result<File>, path: &Utf8Path) -> Result<Option<File>, StoreError> {
+    match opened {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(named(&error, path).into()),
+    }
+}
+
+fn read(file: File, path: &Utf8Path, limit: u64) -> Result<Vec<u8>, StoreError> {
     let mut bytes = Vec::new();
-    file.take(limit + 1).read_to_end(&mut bytes)?;
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(|error| named(&error, path))?;
     if bytes.len() as u64 > limit {
         let reason = format!("it is longer than {}", crate::units::Bytes::new(limit));
         return Err(StoreError::Unreadable { path: path.to_owned(), reason });
     }
-    Ok(Some(bytes))
+    Ok(bytes)
+}
+
+fn named(error: &std::io::Error, path: &Utf8Path) -> std::io::Error {
+    std::io::Error::new(error.kind(), format!("`{path}`: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{read_bounded, write_atomic};
+    use super::{read_bounded, read_given, write_atomic};
     use camino::Utf8Path;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -70,6 +102,19 @@ mod tests {
         let message = write_atomic(&path, b"x").unwrap_err().to_string();
         assert!(message.contains("no/such/dir"), "{message}");
         assert!(read_bounded(&path, 10).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(dir.path()).unwrap().join("fifo");
+        nix::unistd::mkfifo(path.as_std_path(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(read_bounded(&path, 10).unwrap_err().to_string().contains("regular file"));
+        let writer = path.clone();
+        let written = std::thread::spawn(move || std::fs::write(writer, "given"));
+        assert_eq!(read_given(&path, 10).unwrap().as_deref(), Some(&b"given"[..]));
+        written.join().unwrap().unwrap();
+        assert!(read_bounded(Utf8Path::from_path(dir.path()).unwrap(), 10).is_err(), "a directory");
     }
 
     #[test]

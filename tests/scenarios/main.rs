@@ -10,6 +10,7 @@ mod faults;
 mod install;
 mod kills;
 mod lifecycle;
+mod patches;
 mod surface;
 
 use support::{Machine, way};

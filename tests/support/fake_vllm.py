@@ -8,6 +8,7 @@ late, swallows SIGTERM while it loads, and speaks the same HTTP. Nothing in kdep
 
 FAKE_VLLM_FAULT   one of: exit-during-load, hang-at-weights, die-on-first-request, die-after-ready,
                   wrong-answer, empty-answer, truncated, reasoning, ignore-term, other-context,
+                  other-kv-type (the log says fp8 whatever was asked), no-kv-line (it does not say),
                   late-lines (a second API server says that it is up while the first one answers)
 FAKE_VLLM_FITS    longest context that is not refused
 FAKE_VLLM_STEP_MS pause at each of the stages of a start (default 20)
@@ -160,6 +161,11 @@ def adapt(line, engine):
     context = str(options.get("max-model-len", "4096"))
     if FAULT == "other-context" and "Using max model len" in line:
         context = "1234"
+    if "LLM engine" in line:
+        dtype = "fp8_e4m3" if FAULT == "other-kv-type" else options.get("kv-cache-dtype", "auto")
+        line = line.replace("kv_cache_dtype=auto", f"kv_cache_dtype={dtype}")
+        if FAULT == "no-kv-line":
+            line = line.replace("kv_cache_dtype=", "kv_cache_type=")
     core = engine.core.pid if engine.core else 0
     line = line.replace("/models/tiny-qwen3", options.model).replace("Qwen3ForCausalLM", "LlamaForCausalLM")
     line = re.sub(r"pid=7852\b", f"pid={os.getpid()}", line)

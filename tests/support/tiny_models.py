@@ -1,5 +1,6 @@
 """Makes tiny random models that a real vLLM serves: grouped-query attention, MLA, sliding windows
-beside full layers, and gated delta nets beside full layers.
+beside full layers, and gated delta nets beside full layers; and some of them again with the marks of
+a ModelOpt checkpoint that asks for an FP8 KV cache.
 
 Arguments: a directory with a tokenizer, the directory to write into.
 """
@@ -39,6 +40,9 @@ MODELS = {
 }
 
 
+MARKED = [("mla-fp8", "mla", "both"), ("mla-fp8-legacy", "mla", "legacy"), ("gqa-fp8", "gqa", "both")]
+
+
 def main(tokenizer: str, target: str) -> None:
     torch.manual_seed(0)
     for name, (kind, sizes) in MODELS.items():
@@ -56,6 +60,36 @@ def main(tokenizer: str, target: str) -> None:
             # transformers does not write these, and vLLM needs them.
             config.update(topk_method="noaux_tc", scoring_func="sigmoid")
         path.write_text(json.dumps(config, indent=2))
+    for name, base, layout in MARKED:
+        directory = pathlib.Path(target) / name
+        shutil.copytree(pathlib.Path(target) / base, directory)
+        mark(directory, layout)
+    # Gives true answers, which random weights cannot; the weights are links.
+    answering = pathlib.Path(target) / "answering-fp8"
+    answering.mkdir()
+    for file in pathlib.Path(tokenizer).iterdir():
+        if file.name == "config.json":
+            shutil.copy(file, answering)
+        elif file.name != "kdeploy-model.json":
+            (answering / file.name).symlink_to(file.resolve())
+    mark(answering, "both")
+
+
+def mark(directory, layout):
+    """Writes what ModelOpt writes; no layer is quantised, so that any processor can run it."""
+    if layout != "legacy":
+        path = directory / "config.json"
+        config = json.loads(path.read_text())
+        config["quantization_config"] = {
+            "quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["*"],
+            "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+        }
+        path.write_text(json.dumps(config, indent=2))
+    quantization = {
+        "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["*"],
+    }
+    hf = {"producer": {"name": "modelopt", "version": "0.29.0"}, "quantization": quantization}
+    (directory / "hf_quant_config.json").write_text(json.dumps(hf, indent=4))
 
 
 main(*sys.argv[1:])

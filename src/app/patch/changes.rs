@@ -170,7 +170,10 @@ pub(super) fn revert(app: &App, args: &PatchModelArgs) -> Result<Exit, Diagnosti
                 lines.push(format!("removed {}", overlay.path));
                 body.overlays.push(overlay);
             }
-            OverlayRemoval::InUse => lines.push(format!("{} stays: a launch uses it", overlay.path)),
+            OverlayRemoval::InUse => {
+                lines.push(format!("{} stays: a launch uses it", overlay.path));
+                body.overlays.push(OverlayBody { in_use: true, ..overlay });
+            }
             OverlayRemoval::Absent => {}
         }
     }

@@ -159,7 +159,8 @@ fn an_encoders_tokens_are_cached_once_per_request() {
     let v = version("0.32.0");
     let mut whisper = full(32, 20, 64);
     whisper.attention.cross = Some(crate::facts::WindowedLayers { layers: 32, tokens: 1500 });
-    let layout = kv_layout(&whisper, KvOptions { device: AttentionDevice::Gpu, ..options(&v) }).expect("known");
+    let layout =
+        kv_layout(&whisper, KvOptions { device: AttentionDevice::Gpu, ..options(&v) }).expect("known");
     let block = 16 * 20 * 2 * 64 * 2 * 32;
     assert_eq!(layout.needed(Tokens::new(448)), Bytes::new((28 + 94 + 1) * block));
 }

@@ -86,7 +86,8 @@ pub struct PatchBody {
     /// Files that they edit.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<PatchDiff>,
-    /// Overlays that there are, that was made, or that were removed.
+    /// Overlays: those that there are, the one that was made, those that `revert` removed or, where they
+    /// are in use, left.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub overlays: Vec<OverlayBody>,
     /// Edits in the checkpoint itself: there, made, or taken back.

@@ -5,7 +5,10 @@
 #![expect(clippy::panic, reason = "tests end with it")]
 
 #[expect(dead_code, unused_imports, reason = "each test binary uses its own part")]
+#[path = "../support/mod.rs"]
 mod support;
+
+mod patches;
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
