@@ -125,6 +125,14 @@ fn describe(failure: Failure, plan: &Plan) -> Diagnostic {
         )
         .cause("three probes in a row failed or took more than 2 s")
         .retry(Retry::Later),
+        Failure::Hung => {
+            let patience = format_duration(plan.timeouts.idle_probe_timeout());
+            Diagnostic::new(ErrorCode::EngineDied, "the engine served and then hung")
+                .cause(format!(
+                    "`/health` still says 200, but nothing was generated any more and a request of one token was not answered within {patience}"
+                ))
+                .retry(Retry::Later)
+        }
     }
 }
 
@@ -151,7 +159,7 @@ fn with_evidence(mut diagnostic: Diagnostic, scan: &FailureScan, log: Option<&Ut
     diagnostic
 }
 
-fn describe_status(status: ExitStatus) -> String {
+pub(super) fn describe_status(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt as _;
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),

@@ -79,6 +79,10 @@ pub struct ProfileLaunch {
     pub warmup: Option<Setting<Duration>>,
     /// How long requests in flight may finish at a stop.
     pub drain: Option<Setting<Duration>>,
+    /// How long nothing may be generated before an idle engine is asked for one token; zero is never.
+    pub idle_probe: Option<Setting<Duration>>,
+    /// How long that token may take.
+    pub idle_probe_timeout: Option<Setting<Duration>>,
     /// Address to listen on.
     pub host: Option<Setting<String>>,
     /// Port to listen on.
@@ -240,6 +244,8 @@ fn read_launch(profile: &mut Profile, section: Section<'_>) -> Result<(), Config
         start_total: duration(&section, "start_total")?,
         warmup: duration(&section, "warmup")?,
         drain: duration(&section, "drain")?,
+        idle_probe: duration(&section, "idle_probe")?,
+        idle_probe_timeout: duration(&section, "idle_probe_timeout")?,
         host: section.text("host")?,
         port: section.whole("port")?,
         gpus: section.text("gpus")?,

@@ -92,6 +92,10 @@ pub struct LaunchDeadlines {
     pub warmup: Setting<Duration>,
     /// How long requests in flight may finish at a stop.
     pub drain: Setting<Duration>,
+    /// How long nothing may be generated before an idle engine is asked for one token; zero is never.
+    pub idle_probe: Setting<Duration>,
+    /// How long that token may take.
+    pub idle_probe_timeout: Setting<Duration>,
 }
 
 /// A profile with the name it was asked for by.
@@ -183,6 +187,8 @@ pub fn resolve(
             start_total: launch.start_total.unwrap_or_else(|| seconds(3_600)),
             warmup: launch.warmup.unwrap_or_else(|| seconds(300)),
             drain: drain.unwrap_or_else(|| seconds(30)),
+            idle_probe: launch.idle_probe.unwrap_or_else(|| seconds(30)),
+            idle_probe_timeout: launch.idle_probe_timeout.unwrap_or_else(|| seconds(120)),
         },
         warmup_prompt: profile.warmup_prompt,
         warmup_max_tokens: profile.warmup_max_tokens,

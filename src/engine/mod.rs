@@ -9,12 +9,14 @@ mod shm;
 mod signal;
 mod spawn;
 mod tree;
+mod watch;
 
 pub use runtime_dir::{create_runtime_dir, remove_runtime_dir};
 pub use shm::{ShmCleaning, clean_shm, list_shm_of};
 pub use signal::{freeze, is_alive, kill, terminate, thaw};
 pub use spawn::{Spawned, become_subreaper, spawn};
 pub use tree::{Member, Tree, current_process, identify};
+pub use watch::Watch;
 
 /// Why the operating system did not do it.
 #[derive(Debug, thiserror::Error)]

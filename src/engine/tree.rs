@@ -18,6 +18,8 @@ use crate::units::Bytes;
 pub struct Member {
     /// Its identity.
     pub id: ProcId,
+    /// Pid of its parent.
+    pub parent: i32,
     /// Title for people: command line, or the short name.
     pub title: String,
     /// Python's resource tracker: the one that removes registered shared memory when all others die.
@@ -156,7 +158,7 @@ fn describe(id: ProcId, stat: &Stat) -> Member {
         _ => stat.comm.clone(),
     };
     let resident = Bytes::new(stat.rss.saturating_mul(procfs::page_size()));
-    Member { id, title, is_tracker, resident }
+    Member { id, parent: stat.ppid, title, is_tracker, resident }
 }
 
 fn boot_id() -> Result<String, EngineError> {

@@ -6,6 +6,7 @@
 
 mod failure;
 mod figures;
+mod idle;
 mod line;
 mod log_filter;
 mod machine;
@@ -13,6 +14,7 @@ mod stage;
 
 pub use failure::{FailureScan, FirstError, KvTypeError};
 pub use figures::read_figures;
+pub use idle::{IdleWatch, is_idle};
 pub use line::{LineSplitter, LogLine, MAX_LINE};
 pub use log_filter::{LogFilter, LogLevel, ParseLevelError};
 pub use machine::{Action, Event, Failure, Limits, Outcome, Phase, State, StopStep, step};

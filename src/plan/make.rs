@@ -34,6 +34,7 @@ const UNSET: &[&str] = &[
     "VLLM_LOGGING_PREFIX",
     "VLLM_LOGGING_CONFIG_PATH",
     "VLLM_CONFIGURE_LOGGING",
+    "VLLM_PROCESS_NAME_PREFIX", // processes are told apart by their titles
     "VLLM_LOGGING_COLOR",
     "FORCE_COLOR",
 ];
@@ -413,6 +414,8 @@ fn timeouts(settings: &Settings) -> Timeouts {
         start_total_ms: whole_ms(deadlines.start_total.value),
         warmup_ms: whole_ms(deadlines.warmup.value),
         drain_ms: whole_ms(deadlines.drain.value),
+        idle_probe_ms: whole_ms(deadlines.idle_probe.value),
+        idle_probe_timeout_ms: whole_ms(deadlines.idle_probe_timeout.value),
     }
 }
 

@@ -203,6 +203,21 @@ pub struct Timeouts {
     pub warmup_ms: u64,
     /// How long requests in flight may finish at a stop (`--shutdown-timeout`).
     pub drain_ms: u64,
+    /// How long nothing may be generated before an idle engine is asked for one token; 0 is never.
+    #[serde(default = "default_idle_probe_ms")]
+    pub idle_probe_ms: u64,
+    /// How long that token may take.
+    #[serde(default = "default_idle_probe_timeout_ms")]
+    pub idle_probe_timeout_ms: u64,
+}
+
+/// For plans that were kept by a kdeploy that did not probe.
+const fn default_idle_probe_ms() -> u64 {
+    30_000
+}
+
+const fn default_idle_probe_timeout_ms() -> u64 {
+    120_000
 }
 
 impl Timeouts {
@@ -228,5 +243,20 @@ impl Timeouts {
     #[must_use]
     pub const fn drain(&self) -> Duration {
         Duration::from_millis(self.drain_ms)
+    }
+
+    /// How long nothing may be generated before an idle engine is asked for one token; `None` is never.
+    #[must_use]
+    pub const fn idle_probe(&self) -> Option<Duration> {
+        match self.idle_probe_ms {
+            0 => None,
+            ms => Some(Duration::from_millis(ms)),
+        }
+    }
+
+    /// How long that token may take.
+    #[must_use]
+    pub const fn idle_probe_timeout(&self) -> Duration {
+        Duration::from_millis(self.idle_probe_timeout_ms)
     }
 }

@@ -99,6 +99,35 @@ fn an_engine_that_dies_while_serving_is_started_again_within_its_attempts() {
     assert_nothing_left(&machine);
 }
 
+/// `/health` of a hung engine stays 200: only a request that is not answered tells.
+#[test]
+fn an_engine_that_hangs_is_found_by_a_request_when_nothing_else_is_asked() {
+    let machine = Machine::new().with("FAKE_VLLM_FAULT", "hang-after-first");
+    let profile = machine
+        .write("probe.toml", "schema = 1\n[launch]\nidle_probe = \"1s\"\nidle_probe_timeout = \"1s\"\n");
+    let (engine, model) = (machine.fake_engine(), machine.model());
+    let said = machine
+        .run(&[
+            "up",
+            model.to_str().unwrap(),
+            "--name",
+            "t",
+            "--no-smoke",
+            "--max-attempts",
+            "1",
+            "--engine",
+            engine.to_str().unwrap(),
+            "--profile",
+            profile.to_str().unwrap(),
+            "--port",
+            &free_port(),
+        ])
+        .expect(83);
+    assert!(said.stdout.contains("Ready:"), "{said:?}");
+    assert!(said.stderr.contains("error[engine-died]: the engine served and then hung"), "{said:?}");
+    assert_nothing_left(&machine);
+}
+
 #[test]
 fn wrong_answers_are_told_apart() {
     for (fault, problem) in

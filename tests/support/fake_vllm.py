@@ -9,6 +9,7 @@ late, swallows SIGTERM while it loads, and speaks the same HTTP. Nothing in kdep
 FAKE_VLLM_FAULT   one of: exit-during-load, hang-at-weights, die-on-first-request, die-after-ready,
                   wrong-answer, empty-answer, truncated, reasoning, ignore-term, other-context,
                   other-kv-type (the log says fp8 whatever was asked), no-kv-line (it does not say),
+                  hang-after-first (the second request is never answered, /health stays 200),
                   late-lines (a second API server says that it is up while the first one answers)
 FAKE_VLLM_FITS    longest context that is not refused
 FAKE_VLLM_STEP_MS pause at each of the stages of a start (default 20)
@@ -362,6 +363,8 @@ class Handler(BaseHTTPRequestHandler):
             if not engine.dead:
                 self.die()
             return
+        if FAULT == "hang-after-first" and engine.finished:
+            time.sleep(3_600)
         with engine.lock:
             engine.running += 1
         try:

@@ -10,12 +10,13 @@ use tokio::sync::mpsc;
 
 use super::log_reader::LogReader;
 use super::request::{self, SMOKE_DEADLINE};
+use super::watch::Watched;
 use super::{Launch, Report, Supervisor, millis, unrecordable};
 use crate::api::Client;
-use crate::app::failure::explain;
+use crate::app::failure::{describe_status, explain};
 use crate::engine::{self, Tree};
 use crate::facts::EngineFigures;
-use crate::lifecycle::{self, Action, Failure, Limits, Mark, Measured, Outcome, Phase, State};
+use crate::lifecycle::{self, Action, Failure, IdleWatch, Limits, Mark, Measured, Outcome, Phase, State};
 use crate::measure::Verdict;
 use crate::plan::{Plan, contradictions};
 use crate::report::schema::{Event, EventKind, ReadyBody};
@@ -24,7 +25,7 @@ use crate::store::{
     AttemptDir, ColdFigures, LaunchRecord, LaunchState, LogSink, RECORD_FORMAT, create_private_dir,
     write_atomic,
 };
-use crate::units::Bytes;
+use crate::units::{Bytes, format_duration};
 
 /// A loader that reads less than this between two looks is not making progress.
 const READ_PROGRESS: Bytes = Bytes::from_mib(1);
@@ -73,6 +74,8 @@ impl Supervisor {
             warmup: plan.timeouts.warmup() + smoke,
             drain: plan.timeouts.drain(),
             max_attempts: plan.max_attempts,
+            // Another launch, another spread.
+            jitter_seed: record.supervisor.start_time ^ u64::from(record.supervisor.pid.unsigned_abs()),
         };
         Ok(Self {
             dirs,
@@ -96,6 +99,8 @@ impl Supervisor {
             log: None,
             stage: None,
             living: Vec::new(),
+            watched: Watched::default(),
+            idle: IdleWatch::new(None, std::time::Duration::ZERO),
             bytes_read: Bytes::ZERO,
             refreshed: None,
             shm_scanned: None,
@@ -122,6 +127,7 @@ impl Supervisor {
                 tokio::spawn(async move { reports.send(request::warm_up(&client, &plan).await) });
             }
             Action::AnnounceReady => self.announce_ready(),
+            Action::TellStall { stage, still } => self.tell_stall(stage, still),
             Action::AskMain => self.ask_main(),
             Action::KillButTracker => self.kill(false),
             Action::KillRest => self.kill(true),
@@ -148,6 +154,7 @@ impl Supervisor {
         self.record.main = None;
         self.stage = None;
         self.exit_status = None;
+        self.watched = Watched::default();
         self.bytes_read = Bytes::ZERO;
         let log_path = attempt.engine_log();
         self.attempt_dir = Some(attempt);
@@ -192,6 +199,7 @@ impl Supervisor {
                     self.record.members = tree.known().iter().cloned().collect();
                     self.save();
                 }
+                self.watch_members();
                 if self.living.is_empty() && self.child.is_none() {
                     self.pending.push(lifecycle::Event::TreeEmpty);
                 }
@@ -286,10 +294,21 @@ impl Supervisor {
         lifecycle::Event::WarmedUp
     }
 
+    fn tell_stall(&self, stage: lifecycle::Stage, still: std::time::Duration) {
+        let left = self.limits.start_stall.saturating_sub(still);
+        self.warn(format!(
+            "stage `{}` is stalled: nothing advanced and nothing was read for {}; it is ended in {} unless it moves",
+            stage.label(),
+            format_duration(still),
+            format_duration(left)
+        ));
+    }
+
     fn announce_ready(&mut self) {
         self.leave_stage();
         self.refresh_tree();
         self.scan_shm();
+        self.idle = IdleWatch::new(self.plan.timeouts.idle_probe(), self.now());
         let ready_ms = millis(self.attempt_began.elapsed());
         self.record.ready_ms = Some(ready_ms);
         self.record_state(LaunchState::Ready, "");
@@ -388,6 +407,10 @@ impl Supervisor {
         let known = self.diagnostic.take();
         let mut diagnostic =
             explain(failure, known, heard, log_path.as_deref(), self.exit_status, &self.plan);
+        if let Some((pid, title, status)) = self.watched.first_ended() {
+            let how = status.map_or_else(|| "the kernel does not say how".to_owned(), describe_status);
+            diagnostic = diagnostic.fact(format!("process {pid} {title}"), format!("ended first, {how}"));
+        }
         diagnostic.did.push(crate::report::stop_line(&self.stop));
         diagnostic
     }

@@ -8,6 +8,7 @@ mod act;
 mod learn;
 mod log_reader;
 mod request;
+mod watch;
 
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,8 @@ use tokio::sync::mpsc;
 
 use crate::api::Client;
 use crate::engine::{Member, Tree};
-use crate::facts::StopReport;
-use crate::lifecycle::{self, Limits, Mark, Outcome, Phase, Stage, State, step};
+use crate::facts::{ProcId, StopReport};
+use crate::lifecycle::{self, IdleWatch, Limits, Mark, Outcome, Phase, Stage, State, step};
 use crate::measure::Verdict;
 use crate::plan::Plan;
 use crate::report::schema::{Event, EventKind, ReadyBody};
@@ -27,6 +28,7 @@ use crate::store::{AttemptDir, ColdFigures, Dirs, LaunchRecord, LaunchState, Loc
 use crate::units::Bytes;
 pub(super) use act::base_url;
 use log_reader::LogReader;
+use watch::Watched;
 
 /// A prepared launch: the name is locked, the plan is fixed.
 #[derive(Debug)]
@@ -72,6 +74,10 @@ enum Report {
     Health(lifecycle::Event),
     /// The first request and the smoke answers.
     WarmedUp(Box<ColdFigures>, Vec<Verdict>),
+    /// A watched process below the main one ended.
+    MemberEnded(ProcId),
+    /// Work done by the server's own counters, and whether it left an idle probe without an answer.
+    Idle { work: Option<f64>, hung: bool },
 }
 
 const TICK: Duration = Duration::from_millis(100);
@@ -101,6 +107,8 @@ struct Supervisor {
     log: Option<LogReader>,
     stage: Option<(Stage, Instant)>,
     living: Vec<Member>,
+    watched: Watched,
+    idle: IdleWatch,
     bytes_read: Bytes,
     refreshed: Option<Instant>,
     shm_scanned: Option<Instant>,
@@ -141,7 +149,10 @@ pub async fn supervise(
                 lifecycle::Event::MainExited
             }
             Some(mark) = marks_rx.recv() => me.take_mark(&mark),
-            Some(report) = reports_rx.recv() => me.take_report(report),
+            Some(report) = reports_rx.recv() => match me.take_report(report) {
+                Some(event) => event,
+                None => continue,
+            },
             _ = ticker.tick() => {
                 me.housekeeping();
                 lifecycle::Event::Tick
@@ -241,13 +252,15 @@ impl Supervisor {
         lifecycle::Event::Mark(mark.stage)
     }
 
-    fn take_report(&mut self, report: Report) -> lifecycle::Event {
+    fn take_report(&mut self, report: Report) -> Option<lifecycle::Event> {
         match report {
             Report::Health(event) => {
                 self.probing = false;
-                event
+                Some(event)
             }
-            Report::WarmedUp(cold, verdicts) => self.take_warm_up(*cold, &verdicts),
+            Report::WarmedUp(cold, verdicts) => Some(self.take_warm_up(*cold, &verdicts)),
+            Report::MemberEnded(id) => self.take_member_ended(id),
+            Report::Idle { work, hung } => self.take_idle(work, hung),
         }
     }
 
@@ -276,6 +289,9 @@ impl Supervisor {
             && is_due(self.probed, every)
         {
             self.probe();
+        }
+        if matches!(self.state.phase, Phase::Ready { .. }) && self.idle.is_due(self.now()) {
+            self.look_whether_idle();
         }
     }
 

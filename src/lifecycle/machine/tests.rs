@@ -12,6 +12,7 @@ const LIMITS: Limits = Limits {
     warmup: Duration::from_secs(120),
     drain: Duration::from_secs(30),
     max_attempts: 2,
+    jitter_seed: 7,
 };
 
 /// Runs `(second, event)` pairs from the beginning; returns the last state and all actions.
@@ -96,9 +97,11 @@ fn an_end_nobody_asked_for_is_a_failure_whatever_its_code() {
     events.extend([(40, Event::MainExited), (41, Event::TreeEmpty), (41, Event::Cleaned { left: false })]);
     let (state, actions) = run(&events);
     assert!(actions.contains(&Action::AnnounceRetry(Failure::DiedServing)));
-    assert_eq!(state.phase, Phase::Waiting { until: Duration::from_secs(46) });
+    let Phase::Waiting { until } = state.phase else { panic!("{state:?}") };
+    let pause = until - Duration::from_secs(41);
+    assert!((3_750..=6_250).contains(&pause.as_millis()), "5 s, a quarter less or more: {pause:?}");
     events.extend([
-        (46, Event::Tick),
+        (48, Event::Tick),
         (60, Event::Healthy),
         (61, Event::WarmedUp),
         (70, Event::MainExited),
@@ -179,6 +182,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         2 => Just(Event::WarmedUp),
         1 => Just(Event::WarmupFailed),
         1 => Just(Event::MainExited),
+        1 => Just(Event::MemberExited),
+        1 => Just(Event::Hung),
         1 => Just(Event::TreeEmpty),
         1 => Just(Event::StopAsked),
         1 => Just(Event::StopUrged),
