@@ -6,7 +6,8 @@ use clap::CommandFactory as _;
 use kdeploy::cli::Cli;
 use kdeploy::config::env_vars::ENV_VARS;
 use kdeploy::report::schema::{
-    BenchBody, DownBody, Event, LogsBody, PatchBody, PlanBody, QuickstartBody, SmokeBody, StatusBody, UpBody,
+    BenchBody, DownBody, Event, LogsBody, PatchBody, PlanBody, QuickstartBody, ReapBody, SmokeBody,
+    StatusBody, UpBody,
 };
 use kdeploy::report::{Envelope, ErrorCode, Exit, Failure};
 
@@ -126,6 +127,7 @@ fn the_json_shapes_are_reviewed() {
     shape!("patch", Envelope<PatchBody>);
     shape!("plan", Envelope<PlanBody>);
     shape!("quickstart", Envelope<QuickstartBody>);
+    shape!("reap", Envelope<ReapBody>);
     shape!("smoke", Envelope<SmokeBody>);
     shape!("status", Envelope<StatusBody>);
     shape!("up", Envelope<UpBody>);

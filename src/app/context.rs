@@ -20,6 +20,8 @@ pub struct App {
     pub env: BTreeMap<String, String>,
     /// Use no network.
     pub offline: bool,
+    /// Answer every question with yes.
+    pub yes: bool,
 }
 
 impl App {
@@ -27,7 +29,7 @@ impl App {
     ///
     /// # Errors
     /// When there is no home to keep state in.
-    pub fn new(ui: Ui, offline: bool) -> Result<Self, (Ui, Diagnostic)> {
+    pub fn new(ui: Ui, offline: bool, yes: bool) -> Result<Self, (Ui, Diagnostic)> {
         let odd = std::env::vars_os().find(|(name, value)| {
             name.to_str().is_some_and(|name| name.starts_with("KDEPLOY_")) && value.to_str().is_none()
         });
@@ -45,7 +47,7 @@ impl App {
             Err(error) => return Err((ui, store_error(&error))),
         };
         let offline = offline || env.contains_key(env_vars::OFFLINE);
-        Ok(Self { ui, dirs, env, offline })
+        Ok(Self { ui, dirs, env, offline, yes })
     }
 
     /// Key for a served model's API, from the environment only.
@@ -63,6 +65,31 @@ impl App {
         let path = self.dirs.deployment(name);
         create_private_dir(&path).map_err(|error| store_error(&error))?;
         Ok(path)
+    }
+
+    /// Asks a question with `no` as the answer that changes nothing. `--yes` answers it; without a
+    /// terminal to ask at it is not asked.
+    ///
+    /// # Errors
+    /// When there is nobody to ask; `command` is what answers it beforehand.
+    pub fn confirm(&self, question: &str, command: &str) -> Result<bool, Diagnostic> {
+        use std::io::{BufRead as _, IsTerminal as _};
+        if self.yes {
+            return Ok(true);
+        }
+        let stdin = std::io::stdin();
+        if !stdin.is_terminal() {
+            return Err(Diagnostic::new(
+                ErrorCode::Usage,
+                "this is only done after asking, and nobody can be asked here",
+            )
+            .cause(question)
+            .command("answer beforehand", command));
+        }
+        self.ui.ask(&format!("{question} [y/N] "));
+        let mut answer = String::new();
+        stdin.lock().read_line(&mut answer).map_err(|error| io_error(&error))?;
+        Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
     }
 
     /// Names of all deployments that have a record, sorted.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::context::{App, store_error};
-use super::reap::{reap, supervisor_lives};
+use super::reap::{reap_record, supervisor_lives};
 use crate::cli::DownArgs;
 use crate::config::DeploymentName;
 use crate::engine;
@@ -63,7 +63,7 @@ pub(super) async fn stop(
     let mut report = record.stop.clone().unwrap_or_default();
     if record.state.is_live() || !report.survivors.is_empty() {
         // The supervisor died without having ended its launch, or could not end all of it.
-        let again = reap(&mut record).await?;
+        let again = reap_record(&mut record).await?;
         report.stopped.extend(again.stopped);
         report.removed.extend(again.removed);
         report.survivors.clear();

@@ -15,6 +15,7 @@ mod plan;
 mod provision;
 mod quickstart;
 mod reap;
+mod reap_command;
 mod smoke;
 mod status;
 mod supervise;
@@ -48,7 +49,7 @@ pub fn ui_options(global: &GlobalArgs) -> UiOptions {
 
 /// Runs a parsed command line and returns how to exit; failures are told through `ui`.
 pub async fn run(cli: Cli, ui: Ui) -> Exit {
-    let app = match App::new(ui, cli.global.offline) {
+    let app = match App::new(ui, cli.global.offline, cli.global.yes) {
         Ok(app) => app,
         Err((ui, diagnostic)) => {
             ui.failure(&diagnostic);
@@ -74,6 +75,7 @@ async fn dispatch(app: &App, command: &Command) -> Result<Exit, Diagnostic> {
         Command::Status(args) => status::status(app, args).await,
         Command::Logs(args) => logs::logs(app, args).await,
         Command::Down(args) => down::down(app, args).await,
+        Command::Reap(args) => reap_command::reap(app, args).await,
         Command::Quickstart(args) => quickstart::quickstart(app, args).await,
         Command::Supervise(args) => up::run_supervisor(app, args).await,
         Command::Completions(args) => {

@@ -48,7 +48,7 @@ pub(super) fn remove_leftovers(shm: &[ShmObject], runtime: Option<&RuntimeDir>) 
 ///
 /// # Errors
 /// When the process table cannot be read, or something survives.
-pub(super) async fn reap(record: &mut LaunchRecord) -> Result<StopReport, Diagnostic> {
+pub(super) async fn reap_record(record: &mut LaunchRecord) -> Result<StopReport, Diagnostic> {
     let mut report = StopReport::default();
     let os = |error: &engine::EngineError| {
         Diagnostic::new(ErrorCode::OsRefused, "the processes of the launch cannot be examined")
@@ -96,6 +96,29 @@ pub(super) async fn reap(record: &mut LaunchRecord) -> Result<StopReport, Diagno
     if report.survivors.is_empty() { Ok(report) } else { Err(incomplete(&record.name, &report)) }
 }
 
+/// What [`reap_record`] would end and remove now.
+///
+/// # Errors
+/// When the process table cannot be read.
+pub(super) fn foreseen(record: &LaunchRecord) -> Result<StopReport, Diagnostic> {
+    let mut report = StopReport::default();
+    if let Some(main) = record.main.clone() {
+        let living = Tree::from_record(main, &record.members).refresh().map_err(|error| {
+            Diagnostic::new(ErrorCode::OsRefused, "the processes of the launch cannot be examined")
+                .cause_chain(&error)
+        })?;
+        for member in &living {
+            report.stopped.push(format!("{} {}", member.id.pid, member.title));
+            report.freed = report.freed.checked_add(member.resident).unwrap_or(report.freed);
+        }
+    }
+    let exists = |path: &str| std::fs::symlink_metadata(path).is_ok();
+    let objects = record.shm.iter().map(|object| format!("/dev/shm/{}", object.name));
+    let runtime = record.runtime.iter().map(|runtime| runtime.path.to_string());
+    report.removed = objects.chain(runtime).filter(|path| exists(path)).collect();
+    Ok(report)
+}
+
 /// Is the kdeploy that supervises this launch alive?
 pub(super) fn supervisor_lives(record: &LaunchRecord) -> bool {
     engine::is_alive(&record.supervisor).unwrap_or(false)
@@ -112,7 +135,7 @@ pub(super) async fn reap_stale(deployment: &Utf8Path) -> Result<Option<StopRepor
     if !record.state.is_live() {
         return Ok(None);
     }
-    let report = reap(&mut record).await?;
+    let report = reap_record(&mut record).await?;
     Ok(Some(report))
 }
 

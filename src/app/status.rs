@@ -6,10 +6,12 @@ use jiff::Timestamp;
 
 use super::context::App;
 use super::reap::supervisor_lives;
+use super::reap_command::find_unrecorded;
 use super::supervise::base_url;
 use crate::api::Client;
 use crate::cli::StatusArgs;
 use crate::engine::Tree;
+use crate::facts::Unrecorded;
 use crate::measure::ServerLoad;
 use crate::report::schema::{DeploymentBody, StatusBody};
 use crate::report::{Diagnostic, Envelope, Exit, plain_table};
@@ -68,7 +70,11 @@ async fn look(app: &App, args: &StatusArgs) -> Result<(StatusBody, Exit), Diagno
             many.iter().map(|d| exit_of(&d.state)).max_by_key(|exit| severity(*exit)).unwrap_or(Exit::Done)
         }
     };
-    Ok((StatusBody { deployments }, exit))
+    let unrecorded = match &args.name {
+        Some(_) => None,
+        None => Some(find_unrecorded(app)?).filter(|found| !found.is_empty()),
+    };
+    Ok((StatusBody { deployments, unrecorded }, exit))
 }
 
 const fn severity(exit: Exit) -> u8 {
@@ -154,8 +160,10 @@ async fn describe(app: &App, record: &LaunchRecord) -> DeploymentBody {
 }
 
 fn table(body: &StatusBody) -> String {
+    let leftovers = body.unrecorded.as_ref().map(|found| format!("\n{}", leftovers_line(found)));
+    let leftovers = leftovers.unwrap_or_default();
     if body.deployments.is_empty() {
-        return "nothing runs\nNext: kdeploy up MODEL".to_owned();
+        return format!("nothing runs{leftovers}\nNext: kdeploy up MODEL");
     }
     let mut rows = Vec::new();
     for d in &body.deployments {
@@ -179,6 +187,25 @@ fn table(body: &StatusBody) -> String {
         ]);
     }
     plain_table(&["NAME", "STATE", "MODEL", "URL", "UP", "MEMORY", "REQ", "KV"], &rows, &[4, 5, 6, 7])
+        + &leftovers
+}
+
+/// One line about what no record knows.
+fn leftovers_line(found: &Unrecorded) -> String {
+    let oldest = |ages: &mut dyn Iterator<Item = u64>| {
+        format_duration(Duration::from_millis(ages.max().unwrap_or_default()))
+    };
+    let mut parts = Vec::new();
+    if !found.processes.is_empty() {
+        let age = oldest(&mut found.processes.iter().map(|process| process.age_ms));
+        parts.push(format!("{} orphaned engine processes (oldest {age})", found.processes.len()));
+    }
+    if !found.objects.is_empty() {
+        let age = oldest(&mut found.objects.iter().map(|object| object.age_ms));
+        let bytes = found.object_bytes();
+        parts.push(format!("{} unused shared-memory objects ({bytes}, oldest {age})", found.objects.len()));
+    }
+    format!("left by others: {}; see them: kdeploy reap --unrecorded --dry-run", parts.join(", "))
 }
 
 /// A directory is shown by its last part, a model id as it is.

@@ -14,6 +14,7 @@ use super::context::{App, io_error, store_error};
 use super::inputs::{self, Elsewhere};
 use super::overlay::prepare_overlay;
 use super::reap::reap_stale;
+use super::reap_command::reap_dead;
 use super::supervise::{Ended, Launch, StopRequest, supervise};
 use crate::cli::{LaunchArgs, SuperviseArgs, UpArgs};
 use crate::lifecycle::Outcome;
@@ -114,9 +115,24 @@ async fn take_over(app: &App, plan: &Plan) -> Result<(Lock, Option<OverlayHold>)
     if let Some(report) = reap_stale(&deployment).await? {
         app.ui.say(&format!("cleaned up after an earlier launch of `{}`: {}", plan.name, stop_line(&report)));
     }
+    reap_others(app, plan).await;
     inputs::check_port(plan)?;
     let hold = prepare_overlay(plan)?;
     Ok((lock, hold))
+}
+
+/// What other killed kdeploys left takes memory that this launch may need. Their trouble is told and
+/// does not keep this one from starting.
+async fn reap_others(app: &App, plan: &Plan) {
+    for name in app.recorded().unwrap_or_default().iter().filter(|name| **name != plan.name) {
+        match reap_dead(app, name).await {
+            Ok(Some(report)) => {
+                app.ui.say(&format!("cleaned up after a killed launch of `{name}`: {}", stop_line(&report)));
+            }
+            Ok(None) => {}
+            Err(diagnostic) => app.ui.complain(&diagnostic),
+        }
+    }
 }
 
 fn lock_error(error: &LockError, plan: &Plan) -> Diagnostic {

@@ -87,6 +87,8 @@ pub enum Command {
     Logs(LogsArgs),
     /// Stop a deployment and prove that nothing of it is left
     Down(DownArgs),
+    /// End and clean what a killed kdeploy left, by its launch record only
+    Reap(ReapArgs),
     /// Walk the whole way on this machine with a small real model
     Quickstart(QuickstartArgs),
     /// Print shell completions
@@ -302,6 +304,22 @@ pub struct DownArgs {
     /// Do not wait for requests in flight
     #[arg(long, help_heading = "Waiting")]
     pub force: bool,
+}
+
+/// `kdeploy reap`
+#[derive(Debug, Clone, Args)]
+#[command(
+    before_help = "Examples:\n  kdeploy reap                  after every kdeploy that was killed\n  kdeploy reap --dry-run        only show what would go"
+)]
+pub struct ReapArgs {
+    /// Deployment [default: all whose kdeploy is dead]
+    pub name: Option<DeploymentName>,
+    /// Show what would be ended and removed, touch nothing
+    #[arg(long, help_heading = "Output")]
+    pub dry_run: bool,
+    /// List remains of engines that no launch record knows, then ask whether to end and remove them
+    #[arg(long, conflicts_with = "name", help_heading = "Model")]
+    pub unrecorded: bool,
 }
 
 /// `kdeploy quickstart`

@@ -5,6 +5,6 @@ mod patch_args;
 
 pub use args::{
     BenchArgs, Cli, ColorWhen, Command, CompletionsArgs, DownArgs, GlobalArgs, LaunchArgs, LogsArgs,
-    PlanArgs, QuickstartArgs, SmokeArgs, StatusArgs, SuperviseArgs, UpArgs,
+    PlanArgs, QuickstartArgs, ReapArgs, SmokeArgs, StatusArgs, SuperviseArgs, UpArgs,
 };
 pub use patch_args::{PatchApplyArgs, PatchArgs, PatchCommand, PatchModelArgs};

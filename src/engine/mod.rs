@@ -9,6 +9,7 @@ mod shm;
 mod signal;
 mod spawn;
 mod tree;
+mod unrecorded;
 mod watch;
 
 pub use runtime_dir::{create_runtime_dir, remove_runtime_dir};
@@ -16,6 +17,7 @@ pub use shm::{ShmCleaning, clean_shm, list_shm_of};
 pub use signal::{freeze, is_alive, kill, terminate, thaw};
 pub use spawn::{Spawned, become_subreaper, spawn};
 pub use tree::{Member, Tree, current_process, identify};
+pub use unrecorded::find_unrecorded;
 pub use watch::Watch;
 
 /// Why the operating system did not do it.

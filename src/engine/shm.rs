@@ -16,7 +16,7 @@ use regex::Regex;
 use super::EngineError;
 use crate::facts::ShmObject;
 
-const SHM: &str = "/dev/shm";
+pub(super) const SHM: &str = "/dev/shm";
 
 /// Names that vLLM, its multiprocessing, NCCL and KV offloading give (vLLM 0.32).
 static NAMES: LazyLock<Option<Regex>> = LazyLock::new(|| {
@@ -37,6 +37,11 @@ pub struct ShmCleaning {
 }
 
 type Inode = (u64, u64);
+
+/// Is this a name that engines, their libraries, or other programs with the same libraries give?
+pub(super) fn has_engine_name(name: &str) -> bool {
+    NAMES.as_ref().is_some_and(|names| names.is_match(name))
+}
 
 /// Objects in /dev/shm that one of these processes maps or holds open now.
 ///
@@ -96,8 +101,8 @@ pub fn clean_shm(recorded: &[ShmObject]) -> Result<ShmCleaning, EngineError> {
 }
 
 /// Who uses which inode, and whether every process could be looked at.
-struct Users {
-    inodes: BTreeMap<Inode, i32>,
+pub(super) struct Users {
+    pub(super) inodes: BTreeMap<Inode, i32>,
     unreadable: Option<(i32, String)>,
 }
 
@@ -109,7 +114,7 @@ fn why_keep(object: &ShmObject, stat: &FileStat, users: &Users) -> Option<String
     if stat.st_uid != nix::unistd::geteuid().as_raw() {
         return Some(format!("belongs to user {}", stat.st_uid));
     }
-    if !NAMES.as_ref().is_some_and(|names| names.is_match(&object.name)) {
+    if !has_engine_name(&object.name) {
         return Some("not a name that an engine gives".to_owned());
     }
     if inode != (object.device, object.inode) {
@@ -167,7 +172,7 @@ fn names_by_inode() -> Result<BTreeMap<Inode, String>, EngineError> {
     Ok(names)
 }
 
-fn all_users() -> Result<Users, EngineError> {
+pub(super) fn all_users() -> Result<Users, EngineError> {
     let mut users = Users { inodes: BTreeMap::new(), unreadable: None };
     for process in procfs::process::all_processes()? {
         let Ok(process) = process else { continue };

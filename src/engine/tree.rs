@@ -161,7 +161,7 @@ fn describe(id: ProcId, stat: &Stat) -> Member {
     Member { id, parent: stat.ppid, title, is_tracker, resident }
 }
 
-fn boot_id() -> Result<String, EngineError> {
+pub(super) fn boot_id() -> Result<String, EngineError> {
     Ok(procfs::sys::kernel::random::boot_id()?)
 }
 

@@ -12,6 +12,7 @@ mod gpu;
 mod hardware;
 mod host;
 mod kv_support;
+mod leftover;
 mod model;
 mod model_config;
 mod named;
@@ -41,6 +42,7 @@ pub use gpu::{ComputeCapability, Gpu, GpuFacts, ParseCapabilityError, Unreadable
 pub use hardware::{BUILTIN_HARDWARE, HardwareFileError, parse_hardware};
 pub use host::{HostFacts, MemoryReading, apply_memory_limit, parse_cpu_flags, parse_meminfo};
 pub use kv_support::{AttentionKind, KvDevice, KvQuestion, KvSupport, followed_kv_cache, is_fp8, kv_support};
+pub use leftover::{OrphanObject, OrphanProcess, Unrecorded};
 pub use model::{
     CheckpointEntry, DeclaredKvCache, MlaRanks, ModelConfig, ModelFacts, Quantization, WeightFormat,
 };

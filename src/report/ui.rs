@@ -157,6 +157,11 @@ impl Ui {
         self.stderr(&text);
     }
 
+    /// Writes a question to stderr, also when quiet: somebody is waited for.
+    pub fn ask(&self, text: &str) {
+        self.stderr(text);
+    }
+
     /// Raw bytes to stdout: the engine's own log.
     pub fn raw(&self, bytes: &[u8]) {
         let mut out = std::io::stdout().lock();

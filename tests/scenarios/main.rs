@@ -11,6 +11,7 @@ mod install;
 mod kills;
 mod lifecycle;
 mod patches;
+mod reap;
 mod surface;
 
 use support::{Machine, way};

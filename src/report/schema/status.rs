@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::facts::Unrecorded;
 use crate::report::Document;
 use crate::units::Bytes;
 
@@ -57,6 +58,9 @@ pub struct DeploymentBody {
 pub struct StatusBody {
     /// Sorted by name.
     pub deployments: Vec<DeploymentBody>,
+    /// Remains of engines that no launch record knows; absent when there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unrecorded: Option<Unrecorded>,
 }
 
 impl Document for StatusBody {
