@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use camino::Utf8Path;
 
 use crate::config::DeploymentName;
-use crate::engine::{self, Tree};
-use crate::facts::{RuntimeDir, ShmObject, StopReport};
+use crate::engine::{self, Cgroup, Tree};
+use crate::facts::StopReport;
 use crate::report::{Diagnostic, ErrorCode, Retry};
 use crate::store::LaunchRecord;
 
@@ -24,21 +24,27 @@ pub(super) struct Leftovers {
 }
 
 /// Removes shared memory and the temporary directory of a launch whose processes are all dead.
-pub(super) fn remove_leftovers(shm: &[ShmObject], runtime: Option<&RuntimeDir>) -> Leftovers {
+pub(super) fn remove_leftovers(record: &LaunchRecord) -> Leftovers {
     let mut out = Leftovers::default();
-    match engine::clean_shm(shm) {
+    match engine::clean_shm(&record.shm) {
         Ok(report) => {
             out.removed.extend(report.removed.iter().map(|name| format!("/dev/shm/{name}")));
             out.survivors.extend(report.kept.iter().map(|(name, why)| format!("/dev/shm/{name} ({why})")));
         }
         Err(error) => out.survivors.push(format!("shared memory ({error})")),
     }
-    if let Some(runtime) = runtime {
+    if let Some(runtime) = &record.runtime {
         match engine::remove_runtime_dir(runtime) {
             Ok(true) => out.removed.push(runtime.path.to_string()),
             Ok(false) => {}
             Err(error) => out.survivors.push(format!("{} ({error})", runtime.path)),
         }
+    }
+    if let Some(group) = record.cgroup.as_ref().and_then(Cgroup::recorded)
+        && !group.remove()
+    {
+        let inside = group.pids().iter().map(i32::to_string).collect::<Vec<_>>().join(", ");
+        out.survivors.push(format!("control group {} (processes {inside})", group.id().path));
     }
     out
 }
@@ -55,32 +61,20 @@ pub(super) async fn reap_record(record: &mut LaunchRecord) -> Result<StopReport,
             .cause_chain(error)
     };
     if let Some(main) = record.main.clone() {
-        let mut tree = Tree::from_record(main, &record.members);
+        let mut tree = Tree::from_record(main, &record.members, record.cgroup.as_ref());
         let living = tree.refresh().map_err(|error| os(&error))?;
         for member in &living {
             report.stopped.push(format!("{} {}", member.id.pid, member.title));
             report.freed = report.freed.checked_add(member.resident).unwrap_or(report.freed);
         }
         for tracker_too in [false, true] {
-            let mut living = tree.refresh().map_err(|error| os(&error))?;
-            for member in &living {
-                let _ = engine::freeze(&member.id);
-            }
-            living = tree.refresh().map_err(|error| os(&error))?;
-            let pids: Vec<i32> = living.iter().map(|member| member.id.pid).collect();
-            record.shm.extend(engine::list_shm_of(&pids).map_err(|error| os(&error))?);
-            for member in &living {
-                let spared = member.is_tracker && !tracker_too;
-                let outcome = if spared { engine::thaw(&member.id) } else { engine::kill(&member.id) };
-                outcome.map_err(|error| os(&error))?;
-            }
+            let killed = engine::kill_tree(&mut tree, !tracker_too).map_err(|error| os(&error))?;
+            record.shm.extend(killed.shm);
+            let mut living = killed.living;
             let deadline = Instant::now() + if tracker_too { KILL_GRACE } else { TRACKER_GRACE };
-            loop {
-                living = tree.refresh().map_err(|error| os(&error))?;
-                if living.is_empty() || Instant::now() >= deadline {
-                    break;
-                }
+            while !living.is_empty() && Instant::now() < deadline {
                 tokio::time::sleep(LOOK).await;
+                living = tree.refresh().map_err(|error| os(&error))?;
             }
             report.survivors = living.iter().map(|m| format!("process {} {}", m.id.pid, m.title)).collect();
         }
@@ -89,7 +83,7 @@ pub(super) async fn reap_record(record: &mut LaunchRecord) -> Result<StopReport,
     record.shm.sort();
     record.shm.dedup();
     if report.survivors.is_empty() {
-        let left = remove_leftovers(&record.shm, record.runtime.as_ref());
+        let left = remove_leftovers(record);
         report.removed = left.removed;
         report.survivors = left.survivors;
     }
@@ -103,10 +97,11 @@ pub(super) async fn reap_record(record: &mut LaunchRecord) -> Result<StopReport,
 pub(super) fn foreseen(record: &LaunchRecord) -> Result<StopReport, Diagnostic> {
     let mut report = StopReport::default();
     if let Some(main) = record.main.clone() {
-        let living = Tree::from_record(main, &record.members).refresh().map_err(|error| {
-            Diagnostic::new(ErrorCode::OsRefused, "the processes of the launch cannot be examined")
-                .cause_chain(&error)
-        })?;
+        let living =
+            Tree::from_record(main, &record.members, record.cgroup.as_ref()).refresh().map_err(|error| {
+                Diagnostic::new(ErrorCode::OsRefused, "the processes of the launch cannot be examined")
+                    .cause_chain(&error)
+            })?;
         for member in &living {
             report.stopped.push(format!("{} {}", member.id.pid, member.title));
             report.freed = report.freed.checked_add(member.resident).unwrap_or(report.freed);

@@ -96,10 +96,9 @@ fn exit_of(state: &str) -> Exit {
 }
 
 async fn describe(app: &App, record: &LaunchRecord) -> DeploymentBody {
-    let living = record
-        .main
-        .clone()
-        .map_or_else(Vec::new, |main| Tree::from_record(main, &record.members).refresh().unwrap_or_default());
+    let living = record.main.clone().map_or_else(Vec::new, |main| {
+        Tree::from_record(main, &record.members, record.cgroup.as_ref()).refresh().unwrap_or_default()
+    });
     let supervised = supervisor_lives(record);
     let mut state = match record.state {
         LaunchState::Starting => "starting",

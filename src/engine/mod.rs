@@ -3,7 +3,9 @@
 //! Effects. It never decides to end anything (`lifecycle` does); it proves that what it touches
 //! belongs to the launch, and does nothing when it cannot.
 
+mod cgroup;
 pub mod install;
+mod kill_tree;
 mod runtime_dir;
 mod shm;
 mod signal;
@@ -12,9 +14,12 @@ mod tree;
 mod unrecorded;
 mod watch;
 
+pub use cgroup::Cgroup;
+pub use kill_tree::{KilledTree, kill_tree};
 pub use runtime_dir::{create_runtime_dir, remove_runtime_dir};
 pub use shm::{ShmCleaning, clean_shm, list_shm_of};
-pub use signal::{freeze, is_alive, kill, terminate, thaw};
+use signal::{freeze, thaw};
+pub use signal::{is_alive, kill, terminate};
 pub use spawn::{Spawned, become_subreaper, spawn};
 pub use tree::{Member, Tree, current_process, identify};
 pub use unrecorded::find_unrecorded;

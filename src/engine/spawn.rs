@@ -8,6 +8,7 @@ use nix::sys::signal::{SigHandler, Signal};
 use tokio::process::{Child, Command};
 
 use super::EngineError;
+use super::cgroup::Cgroup;
 use super::tree::identify;
 use crate::facts::ProcId;
 use crate::plan::Plan;
@@ -30,9 +31,11 @@ pub struct Spawned {
 /// stderr and their order matters. The child leads a new session: vLLM's processes all stay in it,
 /// and a Ctrl-C at the terminal reaches kdeploy only.
 ///
+/// It moves itself into `cgroup` before it becomes the engine, so that nothing of the tree is ever outside.
+///
 /// # Errors
 /// When the program cannot be executed, or its identity cannot be read.
-pub fn spawn(plan: &Plan, runtime: &Utf8Path) -> Result<Spawned, EngineError> {
+pub fn spawn(plan: &Plan, runtime: &Utf8Path, cgroup: Option<&Cgroup>) -> Result<Spawned, EngineError> {
     let program = plan.argv.first().cloned().unwrap_or_default();
     let failed = |source| EngineError::Spawn { program: program.clone(), source };
     let (output, writer) = std::io::pipe().map_err(failed)?;
@@ -43,12 +46,17 @@ pub fn spawn(plan: &Plan, runtime: &Utf8Path) -> Result<Spawned, EngineError> {
         command.env_remove(name);
     }
     command.envs(&plan.env).env("TMPDIR", runtime.as_str()).env("VLLM_RPC_BASE_PATH", runtime.as_str());
-    // SAFETY: between fork and exec only async-signal-safe calls are made (setsid, sigaction); no
-    // memory is allocated and no lock is taken.
+    let entrance = cgroup.and_then(Cgroup::entrance);
+    // SAFETY: between fork and exec only async-signal-safe calls are made (setsid, write, sigaction);
+    // no memory is allocated and no lock is taken.
     #[expect(unsafe_code, reason = "std has no stable way to start a child in its own session")]
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
             nix::unistd::setsid()?;
+            if let Some(entrance) = &entrance {
+                // Refused: the tree is still known by its session and its recorded processes.
+                let _ = nix::unistd::write(entrance, b"0");
+            }
             // A parent that ignores these (nohup, a shell's background job) would make the engine
             // deaf to its own orderly stop. The mask is emptied by std itself.
             for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
@@ -70,7 +78,8 @@ fn inherited_but_private() -> impl Iterator<Item = String> {
         .filter_map(|(name, _)| name.into_string().ok())
         .filter(|name| name.starts_with("KDEPLOY_"))
         .chain(
-            ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"].map(str::to_owned),
+            ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"]
+                .map(str::to_owned),
         )
 }
 

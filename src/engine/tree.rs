@@ -2,15 +2,17 @@
 //!
 //! vLLM overwrites its environment block with process titles, so markers in the environment do not
 //! find its children; its processes never leave the session of the main process. A process belongs
-//! to the launch when it was recorded, is a descendant of a member, or shares the session of a
-//! *living* recorded member (a session id is not reused while a member lives).
+//! to the launch when it was recorded, is in the launch's own control group, is a descendant of a
+//! member, or shares the session of a *living* recorded member (a session id is not reused while a
+//! member lives).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use procfs::process::Stat;
 
 use super::EngineError;
-use crate::facts::ProcId;
+use super::cgroup::Cgroup;
+use crate::facts::{CgroupId, ProcId};
 use crate::units::Bytes;
 
 /// A living process of the launch.
@@ -33,6 +35,7 @@ pub struct Member {
 pub struct Tree {
     main: ProcId,
     known: BTreeSet<ProcId>,
+    cgroup: Option<Cgroup>,
 }
 
 /// A line of the process table.
@@ -43,16 +46,22 @@ struct Row {
 impl Tree {
     /// A tree of which only the main process is known yet.
     #[must_use]
-    pub fn new(main: ProcId) -> Self {
-        Self { known: BTreeSet::from([main.clone()]), main }
+    pub fn new(main: ProcId, cgroup: Option<Cgroup>) -> Self {
+        Self { known: BTreeSet::from([main.clone()]), main, cgroup }
     }
 
     /// A tree from a launch record.
     #[must_use]
-    pub fn from_record(main: ProcId, members: &[ProcId]) -> Self {
+    pub fn from_record(main: ProcId, members: &[ProcId], cgroup: Option<&CgroupId>) -> Self {
         let mut known: BTreeSet<ProcId> = members.iter().cloned().collect();
         known.insert(main.clone());
-        Self { main, known }
+        Self { main, known, cgroup: cgroup.and_then(Cgroup::recorded) }
+    }
+
+    /// Its control group, when it has one.
+    #[must_use]
+    pub const fn cgroup(&self) -> Option<&Cgroup> {
+        self.cgroup.as_ref()
     }
 
     /// Everything that was ever seen to belong to it.
@@ -78,7 +87,8 @@ impl Tree {
             return Ok(Vec::new()); // nothing survives a reboot
         }
         let table = process_table()?;
-        let found = members(&table, &self.main, &self.known);
+        let inside = self.cgroup.as_ref().map(Cgroup::pids).unwrap_or_default();
+        let found = members(&table, &self.main, &self.known, &inside);
         let me = i32::try_from(std::process::id()).unwrap_or_default();
         let mut living = Vec::new();
         for pid in found {
@@ -110,12 +120,19 @@ impl Tree {
 }
 
 /// Which pids of the table belong to the tree.
-fn members(table: &BTreeMap<i32, Row>, main: &ProcId, known: &BTreeSet<ProcId>) -> BTreeSet<i32> {
+fn members(
+    table: &BTreeMap<i32, Row>,
+    main: &ProcId,
+    known: &BTreeSet<ProcId>,
+    inside: &[i32],
+) -> BTreeSet<i32> {
     let mut found: BTreeSet<i32> = known
         .iter()
         .filter(|id| table.get(&id.pid).is_some_and(|row| row.stat.starttime == id.start_time))
         .map(|id| id.pid)
         .collect();
+    // What is in the launch's own control group was started by it: nothing else can get in.
+    found.extend(inside.iter().filter(|pid| table.contains_key(pid)));
     let session_lives =
         found.iter().any(|pid| table.get(pid).is_some_and(|row| row.stat.session == main.pid));
     if session_lives {
@@ -219,7 +236,7 @@ mod tests {
         ]);
         let main = id(100, 50);
         let known = BTreeSet::from([main.clone()]);
-        assert_eq!(members(&table, &main, &known), BTreeSet::from([100, 101, 102, 103]));
+        assert_eq!(members(&table, &main, &known, &[]), BTreeSet::from([100, 101, 102, 103]));
     }
 
     #[test]
@@ -227,7 +244,7 @@ mod tests {
         let table = BTreeMap::from([row(101, 1, 100, 60), row(102, 101, 100, 70), row(105, 1, 100, 90)]);
         let main = id(100, 50);
         let known = BTreeSet::from([main.clone(), id(101, 60)]);
-        assert_eq!(members(&table, &main, &known), BTreeSet::from([101, 102, 105]));
+        assert_eq!(members(&table, &main, &known, &[]), BTreeSet::from([101, 102, 105]));
     }
 
     #[test]
@@ -236,7 +253,16 @@ mod tests {
         let table = BTreeMap::from([row(100, 1, 100, 900), row(101, 100, 100, 910)]);
         let main = id(100, 50);
         let known = BTreeSet::from([main.clone(), id(101, 60)]);
-        assert_eq!(members(&table, &main, &known), BTreeSet::new());
+        assert_eq!(members(&table, &main, &known, &[]), BTreeSet::new());
+    }
+
+    #[test]
+    fn a_process_that_left_session_and_parents_is_found_in_the_control_group() {
+        let table = BTreeMap::from([row(100, 1, 100, 50), row(104, 1, 104, 95), row(200, 1, 200, 55)]);
+        let main = id(100, 50);
+        let known = BTreeSet::from([main.clone()]);
+        assert_eq!(members(&table, &main, &known, &[]), BTreeSet::from([100]));
+        assert_eq!(members(&table, &main, &known, &[100, 104, 999]), BTreeSet::from([100, 104]));
     }
 
     #[test]
@@ -244,7 +270,7 @@ mod tests {
         let mut child =
             Command::new("sh").args(["-c", "sleep 30 & wait"]).stdin(Stdio::null()).spawn().unwrap();
         let main = identify(i32::try_from(child.id()).unwrap()).unwrap().unwrap();
-        let mut tree = Tree::new(main);
+        let mut tree = Tree::new(main, None);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         let seen = loop {
             let living = tree.refresh().unwrap();

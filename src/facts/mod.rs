@@ -48,7 +48,7 @@ pub use model::{
 };
 pub use model_config::{MAX_CONFIG_BYTES, ModelConfigError, parse_json_object, parse_model_config};
 pub use named::{FACT_NAMES, FactKind, FactSet, FactValue, fact_kind};
-pub use process::{ProcId, RuntimeDir, ShmObject, StopReport};
+pub use process::{CgroupId, ProcId, RuntimeDir, ShmObject, StopReport};
 pub use quant_marks::{QuantMarks, covers};
 pub use quantization::parse_quantization;
 pub use safetensors::{

@@ -28,6 +28,17 @@ pub struct ShmObject {
     pub inode: u64,
 }
 
+/// A control group with the identity it was created with; inodes of groups are not used again while the
+/// system runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CgroupId {
+    /// Its directory.
+    #[schemars(with = "String")]
+    pub path: Utf8PathBuf,
+    /// Inode.
+    pub inode: u64,
+}
+
 /// The engine's private temporary directory with the identity it was created with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RuntimeDir {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use super::atomic::{read_bounded, write_atomic};
 use crate::config::DeploymentName;
-use crate::facts::{EngineFigures, ProcId, RuntimeDir, ShmObject, StopReport};
+use crate::facts::{CgroupId, EngineFigures, ProcId, RuntimeDir, ShmObject, StopReport};
 use crate::measure::RequestRecord;
 use crate::plan::Plan;
 
@@ -86,6 +86,9 @@ pub struct LaunchRecord {
     pub shm: Vec<ShmObject>,
     /// The private temporary directory.
     pub runtime: Option<RuntimeDir>,
+    /// The control group of the tree, where the system allowed one.
+    #[serde(default)]
+    pub cgroup: Option<CgroupId>,
     /// Number of the current attempt's directory.
     pub attempt: u64,
     /// Time from the start of the attempt to ready, in milliseconds.

@@ -14,8 +14,8 @@ use super::watch::Watched;
 use super::{Launch, Report, Supervisor, millis, unrecordable};
 use crate::api::Client;
 use crate::app::failure::{describe_status, explain};
-use crate::engine::{self, Tree};
-use crate::facts::EngineFigures;
+use crate::engine::{self, Cgroup, Tree};
+use crate::facts::{EngineFigures, ShmObject};
 use crate::lifecycle::{self, Action, Failure, IdleWatch, Limits, Mark, Measured, Outcome, Phase, State};
 use crate::measure::Verdict;
 use crate::plan::{Plan, contradictions};
@@ -62,6 +62,7 @@ impl Supervisor {
             ready_ms: None,
             cold: None,
             smoke: None,
+            cgroup: None,
             evidence: Vec::new(),
             figures: EngineFigures::default(),
             stop: None,
@@ -99,6 +100,7 @@ impl Supervisor {
             log: None,
             stage: None,
             living: Vec::new(),
+            oom_kills: None,
             watched: Watched::default(),
             idle: IdleWatch::new(None, std::time::Duration::ZERO),
             bytes_read: Bytes::ZERO,
@@ -159,7 +161,9 @@ impl Supervisor {
         let log_path = attempt.engine_log();
         self.attempt_dir = Some(attempt);
         self.save();
-        let spawned = engine::spawn(&self.plan, &path).map_err(|error| {
+        let cgroup = self.own_cgroup();
+        self.save();
+        let spawned = engine::spawn(&self.plan, &path, cgroup.as_ref()).map_err(|error| {
             Diagnostic::new(ErrorCode::EngineUnusable, "the engine cannot be started")
                 .cause_chain(&error)
                 .fact(
@@ -169,7 +173,7 @@ impl Supervisor {
         })?;
         self.record.main = Some(spawned.main.clone());
         self.record.members = vec![spawned.main.clone()];
-        self.tree = Some(Tree::new(spawned.main));
+        self.tree = Some(Tree::new(spawned.main, cgroup));
         self.child = Some(spawned.child);
         self.save();
         self.log = Some(
@@ -181,6 +185,16 @@ impl Supervisor {
         self.tell(started);
         self.enter_stage(lifecycle::Stage::Imports, None);
         Ok(())
+    }
+
+    /// A control group for the next tree, where the system allows one. Its name tells deployments of one
+    /// name in several state directories apart.
+    fn own_cgroup(&mut self) -> Option<Cgroup> {
+        let leaf = self.record.runtime.as_ref().and_then(|dir| dir.path.file_name()).unwrap_or("engine");
+        let leaf = format!("{}-{leaf}-{}", self.plan.name, self.record.attempt);
+        let cgroup = Cgroup::create(&leaf);
+        self.record.cgroup = cgroup.as_ref().map(|cgroup| cgroup.id().clone());
+        cgroup
     }
 
     /// Looks at the process table; records new members, tells the machine of progress and of the end.
@@ -220,16 +234,18 @@ impl Supervisor {
         self.shm_scanned = Some(Instant::now());
         let pids: Vec<i32> = self.living.iter().map(|member| member.id.pid).collect();
         match engine::list_shm_of(&pids) {
-            Ok(found) => {
-                let before = self.record.shm.len();
-                self.record.shm.extend(found);
-                self.record.shm.sort();
-                self.record.shm.dedup();
-                if self.record.shm.len() != before {
-                    self.save();
-                }
-            }
+            Ok(found) => self.record_shm(found),
             Err(error) => self.warn(format!("shared memory cannot be listed: {error}")),
+        }
+    }
+
+    fn record_shm(&mut self, found: Vec<ShmObject>) {
+        let before = self.record.shm.len();
+        self.record.shm.extend(found);
+        self.record.shm.sort();
+        self.record.shm.dedup();
+        if self.record.shm.len() != before {
+            self.save();
         }
     }
 
@@ -339,24 +355,16 @@ impl Supervisor {
         }
     }
 
-    /// Freezes the tree, records its shared memory one last time, then kills it; the resource tracker
-    /// is spared at first, because it removes what is registered with it once all others are dead.
+    /// Ends the tree by force; what it used until then is recorded first.
     fn kill(&mut self, tracker_too: bool) {
-        self.refresh_tree();
-        for member in &self.living {
-            let _ = engine::freeze(&member.id);
-        }
-        self.refresh_tree();
-        self.scan_shm();
-        for member in self.living.clone() {
-            let outcome = if member.is_tracker && !tracker_too {
-                engine::thaw(&member.id)
-            } else {
-                engine::kill(&member.id)
-            };
-            if let Err(error) = outcome {
-                self.warn(error.to_string());
+        let Some(tree) = &mut self.tree else { return };
+        match engine::kill_tree(tree, !tracker_too) {
+            Ok(killed) => {
+                self.record.members = tree.known().iter().cloned().collect();
+                self.record_shm(killed.shm);
+                killed.refused.iter().for_each(|why| self.warn(why));
             }
+            Err(error) => self.warn(format!("the engine's processes cannot be examined: {error}")),
         }
     }
 
@@ -374,8 +382,9 @@ impl Supervisor {
         }
         let mut left: Vec<String> =
             self.living.iter().map(|member| format!("process {} {}", member.id.pid, member.title)).collect();
+        self.oom_kills = self.tree.as_ref().and_then(Tree::cgroup).and_then(Cgroup::oom_kills);
         if left.is_empty() {
-            let cleaning = crate::app::reap::remove_leftovers(&self.record.shm, self.record.runtime.as_ref());
+            let cleaning = crate::app::reap::remove_leftovers(&self.record);
             self.stop.removed.extend(cleaning.removed);
             left.extend(cleaning.survivors);
         }
@@ -410,6 +419,10 @@ impl Supervisor {
         if let Some((pid, title, status)) = self.watched.first_ended() {
             let how = status.map_or_else(|| "the kernel does not say how".to_owned(), describe_status);
             diagnostic = diagnostic.fact(format!("process {pid} {title}"), format!("ended first, {how}"));
+        }
+        if let Some(kills) = self.oom_kills.filter(|kills| *kills > 0) {
+            let text = format!("oom_kill {kills}: the kernel killed for lack of memory");
+            diagnostic = diagnostic.fact("memory.events", text);
         }
         diagnostic.did.push(crate::report::stop_line(&self.stop));
         diagnostic

@@ -108,6 +108,8 @@ struct Supervisor {
     stage: Option<(Stage, Instant)>,
     living: Vec<Member>,
     watched: Watched,
+    /// Processes that the kernel killed for lack of memory, by the control group's count.
+    oom_kills: Option<u64>,
     idle: IdleWatch,
     bytes_read: Bytes,
     refreshed: Option<Instant>,
