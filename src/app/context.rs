@@ -67,6 +67,12 @@ impl App {
         Ok(path)
     }
 
+    /// The NVML library, when it is not the system's.
+    #[must_use]
+    pub fn nvml_library(&self) -> Option<&str> {
+        self.env.get(env_vars::NVML_LIBRARY).map(String::as_str)
+    }
+
     /// Asks a question with `no` as the answer that changes nothing. `--yes` answers it; without a
     /// terminal to ask at it is not asked.
     ///

@@ -63,7 +63,7 @@ pub(super) async fn stop(
     let mut report = record.stop.clone().unwrap_or_default();
     if record.state.is_live() || !report.survivors.is_empty() {
         // The supervisor died without having ended its launch, or could not end all of it.
-        let again = reap_record(&mut record).await?;
+        let again = reap_record(&mut record, app.nvml_library()).await?;
         report.stopped.extend(again.stopped);
         report.removed.extend(again.removed);
         report.survivors.clear();

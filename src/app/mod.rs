@@ -21,6 +21,7 @@ mod status;
 mod supervise;
 mod target;
 mod up;
+mod verify;
 
 use clap::CommandFactory as _;
 

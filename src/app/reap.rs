@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8Path;
 
+use super::verify::what_is_not_free;
 use crate::config::DeploymentName;
 use crate::engine::{self, Cgroup, Tree};
 use crate::facts::StopReport;
@@ -54,7 +55,10 @@ pub(super) fn remove_leftovers(record: &LaunchRecord) -> Leftovers {
 ///
 /// # Errors
 /// When the process table cannot be read, or something survives.
-pub(super) async fn reap_record(record: &mut LaunchRecord) -> Result<StopReport, Diagnostic> {
+pub(super) async fn reap_record(
+    record: &mut LaunchRecord,
+    nvml_library: Option<&str>,
+) -> Result<StopReport, Diagnostic> {
     let mut report = StopReport::default();
     let os = |error: &engine::EngineError| {
         Diagnostic::new(ErrorCode::OsRefused, "the processes of the launch cannot be examined")
@@ -86,6 +90,7 @@ pub(super) async fn reap_record(record: &mut LaunchRecord) -> Result<StopReport,
         let left = remove_leftovers(record);
         report.removed = left.removed;
         report.survivors = left.survivors;
+        report.survivors.extend(what_is_not_free(record, nvml_library).await);
     }
     if report.survivors.is_empty() { Ok(report) } else { Err(incomplete(&record.name, &report)) }
 }
@@ -124,13 +129,16 @@ pub(super) fn supervisor_lives(record: &LaunchRecord) -> bool {
 ///
 /// # Errors
 /// When the record cannot be read, or something survives.
-pub(super) async fn reap_stale(deployment: &Utf8Path) -> Result<Option<StopReport>, Diagnostic> {
+pub(super) async fn reap_stale(
+    deployment: &Utf8Path,
+    nvml_library: Option<&str>,
+) -> Result<Option<StopReport>, Diagnostic> {
     let record = LaunchRecord::load(deployment).map_err(|error| super::context::store_error(&error))?;
     let Some(mut record) = record else { return Ok(None) };
     if !record.state.is_live() {
         return Ok(None);
     }
-    let report = reap_record(&mut record).await?;
+    let report = reap_record(&mut record, nvml_library).await?;
     Ok(Some(report))
 }
 

@@ -99,7 +99,7 @@ pub(super) async fn reap_dead(app: &App, name: &DeploymentName) -> Result<Option
     if !is_left_behind(&record) {
         return Ok(None);
     }
-    let report = reap_record(&mut record).await?;
+    let report = reap_record(&mut record, app.nvml_library()).await?;
     record.state = LaunchState::Failed;
     record.since = Timestamp::now();
     "its kdeploy was killed; what it left is cleaned up".clone_into(&mut record.detail);

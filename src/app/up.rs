@@ -112,7 +112,7 @@ fn made_elsewhere(app: &App, file: &Utf8Path) -> Result<Plan, Diagnostic> {
 async fn take_over(app: &App, plan: &Plan) -> Result<(Lock, Option<OverlayHold>), Diagnostic> {
     let deployment = app.deployment_dir(&plan.name)?;
     let lock = Lock::try_acquire(&deployment.join("lock")).map_err(|error| lock_error(&error, plan))?;
-    if let Some(report) = reap_stale(&deployment).await? {
+    if let Some(report) = reap_stale(&deployment, app.nvml_library()).await? {
         app.ui.say(&format!("cleaned up after an earlier launch of `{}`: {}", plan.name, stop_line(&report)));
     }
     reap_others(app, plan).await;
@@ -148,11 +148,17 @@ fn lock_error(error: &LockError, plan: &Plan) -> Diagnostic {
     }
 }
 
+fn launch(app: &App, plan: Plan, lock: Lock, overlay: Option<OverlayHold>) -> Launch {
+    let (dirs, api_key) = (app.dirs.clone(), app.api_key());
+    let nvml_library = app.nvml_library().map(str::to_owned);
+    Launch { dirs, plan, api_key, nvml_library, lock, overlay }
+}
+
 /// Supervises in this process until the launch ends.
 async fn foreground(app: &App, plan: Plan, events_on_stdout: bool) -> Result<Ended, Diagnostic> {
     let (lock, overlay) = take_over(app, &plan).await?;
     let (events_tx, mut events) = mpsc::unbounded_channel();
-    let launch = Launch { dirs: app.dirs.clone(), plan, api_key: app.api_key(), lock, overlay };
+    let launch = launch(app, plan, lock, overlay);
     let stop = stop_on_signals(false)?;
     let supervision = supervise(launch, stop, events_tx);
     tokio::pin!(supervision);
@@ -402,7 +408,7 @@ pub async fn run_supervisor(app: &App, args: &SuperviseArgs) -> Result<Exit, Dia
 async fn foreground_quietly(app: &App, plan: Plan) -> Result<Ended, Diagnostic> {
     let (lock, overlay) = take_over(app, &plan).await?;
     let (events_tx, mut events) = mpsc::unbounded_channel();
-    let launch = Launch { dirs: app.dirs.clone(), plan, api_key: app.api_key(), lock, overlay };
+    let launch = launch(app, plan, lock, overlay);
     let supervision = supervise(launch, stop_on_signals(true)?, events_tx);
     tokio::pin!(supervision);
     let ended = loop {

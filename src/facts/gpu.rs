@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
 use crate::units::Bytes;
 
 /// All GPUs that could be read; possibly none, with the reason.
@@ -44,6 +47,26 @@ pub struct UnreadableGpu {
     pub index: u32,
     /// What the driver said.
     pub reason: String,
+}
+
+/// What is used on a GPU at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GpuUse {
+    /// NVML's index.
+    pub index: u32,
+    /// Memory in use.
+    pub used: Bytes,
+    /// Processes that compute on it, as far as the driver tells.
+    pub processes: Vec<GpuProcess>,
+}
+
+/// A process on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct GpuProcess {
+    /// Its pid, in the driver's own pid namespace.
+    pub pid: u32,
+    /// Memory it uses, when the driver tells.
+    pub used: Option<Bytes>,
 }
 
 /// Compute capability, such as 12.0; printed `SM120`.

@@ -38,7 +38,7 @@ pub use engine::{
 pub use engine_figures::{EngineFigures, Learned, LearnedBook};
 pub use engine_schema::EngineSchema;
 pub use gathered::Facts;
-pub use gpu::{ComputeCapability, Gpu, GpuFacts, ParseCapabilityError, UnreadableGpu};
+pub use gpu::{ComputeCapability, Gpu, GpuFacts, GpuProcess, GpuUse, ParseCapabilityError, UnreadableGpu};
 pub use hardware::{BUILTIN_HARDWARE, HardwareFileError, parse_hardware};
 pub use host::{HostFacts, MemoryReading, apply_memory_limit, parse_cpu_flags, parse_meminfo};
 pub use kv_support::{AttentionKind, KvDevice, KvQuestion, KvSupport, followed_kv_cache, is_fp8, kv_support};

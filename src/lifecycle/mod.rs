@@ -6,6 +6,7 @@
 
 mod failure;
 mod figures;
+mod gpu_release;
 mod idle;
 mod line;
 mod log_filter;
@@ -14,6 +15,7 @@ mod stage;
 
 pub use failure::{FailureScan, FirstError, KvTypeError};
 pub use figures::read_figures;
+pub use gpu_release::{HeldGpu, still_held};
 pub use idle::{IdleWatch, is_idle};
 pub use line::{LineSplitter, LogLine, MAX_LINE};
 pub use log_filter::{LogFilter, LogLevel, ParseLevelError};

@@ -2,22 +2,18 @@
 
 use std::ffi::OsStr;
 
+use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-use crate::facts::{ComputeCapability, Gpu, GpuFacts, UnreadableGpu};
+use crate::facts::{ComputeCapability, Gpu, GpuFacts, GpuProcess, GpuUse, UnreadableGpu};
 use crate::units::Bytes;
 
 /// Reads the GPUs. No driver is no error: the facts say why there is none. `library` names the NVML
 /// library where it is not the system's.
 #[must_use]
 pub fn read_gpus(library: Option<&str>) -> GpuFacts {
-    let nvml = match library {
-        Some(path) => Nvml::builder().lib_path(OsStr::new(path)).init(),
-        // The unversioned name of the wrapper's default exists only where headers are installed.
-        None => Nvml::builder().lib_path(OsStr::new("libnvidia-ml.so.1")).init(),
-    };
-    let nvml = match nvml {
+    let nvml = match open(library) {
         Ok(nvml) => nvml,
         Err(error) => {
             return GpuFacts { absent_because: Some(absence(&error, library)), ..GpuFacts::default() };
@@ -38,6 +34,31 @@ pub fn read_gpus(library: Option<&str>) -> GpuFacts {
         facts.absent_because = Some("the driver sees no GPU".to_owned());
     }
     facts
+}
+
+fn open(library: Option<&str>) -> Result<Nvml, NvmlError> {
+    // The unversioned name of the wrapper's default exists only where headers are installed.
+    Nvml::builder().lib_path(OsStr::new(library.unwrap_or("libnvidia-ml.so.1"))).init()
+}
+
+/// Reads what is used on each GPU now; those that cannot be read are left out.
+#[must_use]
+pub fn read_gpu_use(library: Option<&str>) -> Vec<GpuUse> {
+    let Ok(nvml) = open(library) else { return Vec::new() };
+    let read = |index| {
+        let device = nvml.device_by_index(index).ok()?;
+        let used = Bytes::new(device.memory_info().ok()?.used);
+        let processes = device.running_compute_processes().unwrap_or_default();
+        let processes = processes.into_iter().map(|process| GpuProcess {
+            pid: process.pid,
+            used: match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => Some(Bytes::new(bytes)),
+                UsedGpuMemory::Unavailable => None,
+            },
+        });
+        Some(GpuUse { index, used, processes: processes.collect() })
+    };
+    (0..nvml.device_count().unwrap_or_default()).filter_map(read).collect()
 }
 
 fn read_gpu(index: u32, device: &Device<'_>) -> Gpu {

@@ -12,7 +12,7 @@ mod port;
 mod weights;
 
 pub use engine::{ENGINE_MARKER, EngineFindError, EnginePlaces, find_engine};
-pub use gpu::read_gpus;
+pub use gpu::{read_gpu_use, read_gpus};
 pub use host::read_host;
 pub use model::{ModelError, ModelPlaces, find_model, read_model};
 pub use model_places::list_checkpoint;

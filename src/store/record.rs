@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::StoreError;
 use super::atomic::{read_bounded, write_atomic};
 use crate::config::DeploymentName;
-use crate::facts::{CgroupId, EngineFigures, ProcId, RuntimeDir, ShmObject, StopReport};
+use crate::facts::{CgroupId, EngineFigures, GpuUse, ProcId, RuntimeDir, ShmObject, StopReport};
 use crate::measure::RequestRecord;
 use crate::plan::Plan;
 
@@ -89,6 +89,9 @@ pub struct LaunchRecord {
     /// The control group of the tree, where the system allowed one.
     #[serde(default)]
     pub cgroup: Option<CgroupId>,
+    /// What was used on the GPUs before the attempt; empty where none are used.
+    #[serde(default)]
+    pub gpus_before: Vec<GpuUse>,
     /// Number of the current attempt's directory.
     pub attempt: u64,
     /// Time from the start of the attempt to ready, in milliseconds.

