@@ -22,6 +22,7 @@
 //! | [`config`] | profiles, environment and flags merged, origin of every value kept | pure |
 //! | [`patch`] | edits of checkpoint files: matched, applied, proven, shown | pure |
 //! | [`plan`] | facts and settings to argv, environment, context, memory, reasons | pure |
+//! | [`export`] | plans as files for other tools: systemd units | pure |
 //! | [`lifecycle`] | supervisor state machine, log stages, first error of a failed start | pure |
 //! | [`measure`] | SSE decoding, request records, percentiles, smoke verdicts | pure |
 //! | [`probe`] | /proc, NVML, checkpoint files, installed engines → facts | effects |
@@ -51,6 +52,7 @@ pub mod app;
 pub mod cli;
 pub mod config;
 pub mod engine;
+pub mod export;
 pub mod facts;
 pub mod lifecycle;
 pub mod measure;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const SRC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
 
 /// Rooms without effects, in the order in which they may use each other.
-const PURE: &[&str] = &["units", "facts", "config", "patch", "plan", "lifecycle", "measure"];
+const PURE: &[&str] = &["units", "facts", "config", "patch", "plan", "lifecycle", "measure", "export"];
 /// Rooms with effects; they never use each other.
 const EFFECTS: &[&str] = &["probe", "engine", "api", "store"];
 
@@ -19,6 +19,7 @@ fn allowed() -> BTreeMap<&'static str, Vec<&'static str>> {
         ("config", vec!["units", "facts"]),
         ("patch", vec!["units", "facts", "config"]),
         ("plan", vec!["units", "facts", "config", "patch"]),
+        ("export", vec!["units", "facts", "config", "plan"]),
         ("lifecycle", vec!["units", "facts", "config", "plan"]),
         ("measure", vec!["units", "facts", "config", "plan"]),
         ("report", PURE.to_vec()),

@@ -6,8 +6,8 @@ use clap::CommandFactory as _;
 use kdeploy::cli::Cli;
 use kdeploy::config::env_vars::ENV_VARS;
 use kdeploy::report::schema::{
-    BenchBody, DownBody, Event, LogsBody, PatchBody, PlanBody, QuickstartBody, ReapBody, SmokeBody,
-    StatusBody, UpBody,
+    BenchBody, DownBody, Event, ExportBody, LogsBody, PatchBody, PlanBody, QuickstartBody, ReapBody,
+    SmokeBody, StatusBody, UpBody,
 };
 use kdeploy::report::{Envelope, ErrorCode, Exit, Failure};
 
@@ -123,6 +123,7 @@ fn the_json_shapes_are_reviewed() {
     shape!("down", Envelope<DownBody>);
     shape!("error", Envelope<Failure>);
     shape!("event", Event);
+    shape!("export", Envelope<ExportBody>);
     shape!("logs", Envelope<LogsBody>);
     shape!("patch", Envelope<PatchBody>);
     shape!("plan", Envelope<PlanBody>);

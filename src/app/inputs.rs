@@ -35,6 +35,18 @@ const PLANNED_VARIABLES: &[&str] = &[
     "TORCHINDUCTOR_CACHE_DIR",
 ];
 
+/// Variables of other programs that decide which model, GPUs or memory a plan is made for: a service
+/// needs them too.
+pub(super) const ENGINE_VARIABLES: &[&str] = &[
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+];
+
 /// A machine or an engine that is planned for instead of what is here.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Elsewhere {
@@ -157,6 +169,13 @@ fn load_profile(app: &App, given: &str) -> Result<NamedProfile, Diagnostic> {
             Err(no_profile(app, given, near))
         }
     }
+}
+
+/// Where a profile that was asked for lies, for commands that are run from elsewhere: the user's own
+/// file, or the name of one that comes with kdeploy.
+pub(super) fn profile_place(app: &App, given: &str) -> String {
+    let own = profile_dir(app).join(format!("{given}.toml"));
+    if !given.contains('/') && own.is_file() { own.to_string() } else { given.to_owned() }
 }
 
 fn profile_dir(app: &App) -> Utf8PathBuf {

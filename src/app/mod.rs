@@ -5,6 +5,7 @@ mod context;
 mod down;
 mod explain_inputs;
 mod explain_patches;
+mod export;
 mod failure;
 mod inputs;
 mod logs;
@@ -71,6 +72,7 @@ async fn dispatch(app: &App, command: &Command) -> Result<Exit, Diagnostic> {
         Command::Up(args) => up::up(app, args).await,
         Command::Plan(args) => plan::plan(app, args).await,
         Command::Patch(args) => patch::patch(app, &args.command).await,
+        Command::Export(args) => export::export(app, args).await,
         Command::Smoke(args) => smoke::smoke(app, args).await,
         Command::Bench(args) => bench::bench(app, args).await,
         Command::Status(args) => status::status(app, args).await,

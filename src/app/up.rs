@@ -17,7 +17,8 @@ use super::reap::reap_stale;
 use super::reap_command::reap_dead;
 use super::supervise::{Ended, Launch, StopRequest, supervise};
 use crate::cli::{LaunchArgs, SuperviseArgs, UpArgs};
-use crate::lifecycle::Outcome;
+use crate::engine::NotifySocket;
+use crate::lifecycle::{Outcome, watchdog_interval};
 use crate::plan::{PLAN_FORMAT, Plan};
 use crate::report::schema::{Event, EventKind, ReadyBody, UpBody};
 use crate::report::{Diagnostic, ErrorCode, Exit, LaunchView, Retry, exit_when_ready, stop_line};
@@ -148,17 +149,25 @@ fn lock_error(error: &LockError, plan: &Plan) -> Diagnostic {
     }
 }
 
-fn launch(app: &App, plan: Plan, lock: Lock, overlay: Option<OverlayHold>) -> Launch {
+fn launch(app: &App, plan: Plan, lock: Lock, overlay: Option<OverlayHold>, of_service: bool) -> Launch {
     let (dirs, api_key) = (app.dirs.clone(), app.api_key());
     let nvml_library = app.nvml_library().map(str::to_owned);
-    Launch { dirs, plan, api_key, nvml_library, lock, overlay }
+    let manager = of_service.then(|| service_manager(app)).flatten();
+    Launch { dirs, plan, api_key, nvml_library, manager, lock, overlay }
+}
+
+/// The service manager that started this process, when one did.
+fn service_manager(app: &App) -> Option<(NotifySocket, Option<Duration>)> {
+    let get = |name: &str| app.env.get(name).map(String::as_str);
+    let watchdog = watchdog_interval(get("WATCHDOG_USEC"), get("WATCHDOG_PID"), std::process::id());
+    Some((NotifySocket::from_env(&app.env)?, watchdog))
 }
 
 /// Supervises in this process until the launch ends.
 async fn foreground(app: &App, plan: Plan, events_on_stdout: bool) -> Result<Ended, Diagnostic> {
     let (lock, overlay) = take_over(app, &plan).await?;
     let (events_tx, mut events) = mpsc::unbounded_channel();
-    let launch = launch(app, plan, lock, overlay);
+    let launch = launch(app, plan, lock, overlay, true);
     let stop = stop_on_signals(false)?;
     let supervision = supervise(launch, stop, events_tx);
     tokio::pin!(supervision);
@@ -408,7 +417,8 @@ pub async fn run_supervisor(app: &App, args: &SuperviseArgs) -> Result<Exit, Dia
 async fn foreground_quietly(app: &App, plan: Plan) -> Result<Ended, Diagnostic> {
     let (lock, overlay) = take_over(app, &plan).await?;
     let (events_tx, mut events) = mpsc::unbounded_channel();
-    let launch = launch(app, plan, lock, overlay);
+    // A service speaks through its main process, which this is not.
+    let launch = launch(app, plan, lock, overlay, false);
     let supervision = supervise(launch, stop_on_signals(true)?, events_tx);
     tokio::pin!(supervision);
     let ended = loop {

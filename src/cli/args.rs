@@ -7,6 +7,7 @@ use camino::Utf8PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+use super::export_args::ExportArgs;
 use super::patch_args::PatchArgs;
 use crate::config::{DeploymentName, MemoryItem, ParseMemoryItemError};
 use crate::units::{Bytes, ParseBytesError, parse_duration};
@@ -77,6 +78,8 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     /// Show, make and take back edits of a checkpoint
     Patch(PatchArgs),
+    /// Write a deployment as a file for another tool
+    Export(ExportArgs),
     /// Ask a running model questions with known answers
     Smoke(SmokeArgs),
     /// Measure the cold and warm speed of a running model

@@ -6,6 +6,7 @@
 mod cgroup;
 pub mod install;
 mod kill_tree;
+mod notify;
 mod runtime_dir;
 mod shm;
 mod signal;
@@ -16,6 +17,7 @@ mod watch;
 
 pub use cgroup::Cgroup;
 pub use kill_tree::{KilledTree, kill_tree};
+pub use notify::NotifySocket;
 pub use runtime_dir::{create_runtime_dir, remove_runtime_dir};
 pub use shm::{ShmCleaning, clean_shm, list_shm_of};
 use signal::{freeze, thaw};

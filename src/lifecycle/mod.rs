@@ -11,6 +11,7 @@ mod idle;
 mod line;
 mod log_filter;
 mod machine;
+mod notify;
 mod stage;
 
 pub use failure::{FailureScan, FirstError, KvTypeError};
@@ -20,4 +21,5 @@ pub use idle::{IdleWatch, is_idle};
 pub use line::{LineSplitter, LogLine, MAX_LINE};
 pub use log_filter::{LogFilter, LogLevel, ParseLevelError};
 pub use machine::{Action, Event, Failure, Limits, Outcome, Phase, State, StopStep, step};
+pub use notify::{Moment, Notifier, outcome_word, watchdog_interval};
 pub use stage::{Mark, Measured, Stage, read_mark};

@@ -14,12 +14,20 @@ use super::StoreError;
 /// # Errors
 /// When the directory cannot be written, is full, or the rename fails; the old file is untouched then.
 pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let parent = path.parent().unwrap_or(Utf8Path::new("."));
+    write_atomic_as(path, bytes, 0o600)
+}
+
+/// The same with another mode, less what the umask takes: for files that others are to read.
+///
+/// # Errors
+/// As [`write_atomic`].
+pub fn write_atomic_as(path: &Utf8Path, bytes: &[u8], mode: u32) -> Result<(), StoreError> {
+    let parent = path.parent().filter(|parent| !parent.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
     let named =
         |error: std::io::Error| std::io::Error::new(error.kind(), format!("cannot write `{path}`: {error}"));
     let mut file = tempfile::Builder::new()
         .prefix(".kdeploy-")
-        .permissions(std::fs::Permissions::from_mode(0o600))
+        .permissions(std::fs::Permissions::from_mode(mode))
         .tempfile_in(parent)
         .map_err(named)?;
     file.write_all(bytes).and_then(|()| file.as_file().sync_all()).map_err(named)?;

@@ -13,7 +13,7 @@ mod logfile;
 mod overlay;
 mod record;
 
-pub use atomic::{read_bounded, read_given, write_atomic};
+pub use atomic::{read_bounded, read_given, write_atomic, write_atomic_as};
 pub use attempts::AttemptDir;
 pub use dirs::{Dirs, create_private_dir};
 pub use in_place::{

@@ -14,6 +14,7 @@ mod lifecycle;
 mod patches;
 mod reap;
 mod surface;
+mod systemd;
 
 use support::{Machine, way};
 

@@ -1,23 +1,19 @@
 //! Actions of the machine, executed.
 
-use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::Instant;
 
-use camino::Utf8Path;
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::log_reader::LogReader;
 use super::request::{self, SMOKE_DEADLINE};
 use super::watch::Watched;
-use super::{Launch, Report, Supervisor, millis, unrecordable};
+use super::{Launch, Report, Supervisor, unrecordable};
 use crate::api::Client;
-use crate::app::failure::{describe_status, explain};
 use crate::app::verify::{gpu_use_before, what_is_not_free};
 use crate::engine::{self, Cgroup, Tree};
 use crate::facts::{EngineFigures, ShmObject};
-use crate::lifecycle::{self, Action, Failure, IdleWatch, Limits, Mark, Measured, Outcome, Phase, State};
+use crate::lifecycle::{self, Action, IdleWatch, Limits, Mark, Notifier, Phase, State};
 use crate::measure::Verdict;
 use crate::plan::{Plan, contradictions};
 use crate::report::schema::{Event, EventKind, ReadyBody};
@@ -26,7 +22,7 @@ use crate::store::{
     AttemptDir, ColdFigures, LaunchRecord, LaunchState, LogSink, RECORD_FORMAT, create_private_dir,
     write_atomic,
 };
-use crate::units::{Bytes, format_duration};
+use crate::units::Bytes;
 
 /// A loader that reads less than this between two looks is not making progress.
 const READ_PROGRESS: Bytes = Bytes::from_mib(1);
@@ -38,7 +34,8 @@ impl Supervisor {
         reports: mpsc::UnboundedSender<Report>,
         marks: mpsc::UnboundedSender<Mark>,
     ) -> Result<Self, Diagnostic> {
-        let Launch { dirs, plan, api_key, nvml_library, lock, overlay } = launch;
+        let Launch { dirs, plan, api_key, nvml_library, manager, lock, overlay } = launch;
+        let (manager, watchdog) = manager.unzip();
         let deployment = dirs.deployment(&plan.name);
         let supervisor = engine::current_process().map_err(|error| unrecordable(&error))?;
         let client = Client::new(&base_url(&plan), api_key.as_deref()).map_err(|error| {
@@ -105,6 +102,9 @@ impl Supervisor {
             oom_kills: None,
             nvml_library,
             watched: Watched::default(),
+            manager,
+            notifier: Notifier::new(watchdog.flatten()),
+            counted: None,
             idle: IdleWatch::new(None, std::time::Duration::ZERO),
             bytes_read: Bytes::ZERO,
             refreshed: None,
@@ -159,6 +159,7 @@ impl Supervisor {
         self.record.main = None;
         self.stage = None;
         self.exit_status = None;
+        self.counted = None;
         self.watched = Watched::default();
         self.bytes_read = Bytes::ZERO;
         let log_path = attempt.engine_log();
@@ -314,33 +315,6 @@ impl Supervisor {
         lifecycle::Event::WarmedUp
     }
 
-    fn tell_stall(&self, stage: lifecycle::Stage, still: std::time::Duration) {
-        let left = self.limits.start_stall.saturating_sub(still);
-        self.warn(format!(
-            "stage `{}` is stalled: nothing advanced and nothing was read for {}; it is ended in {} unless it moves",
-            stage.label(),
-            format_duration(still),
-            format_duration(left)
-        ));
-    }
-
-    fn announce_ready(&mut self) {
-        self.leave_stage();
-        self.refresh_tree();
-        self.scan_shm();
-        self.idle = IdleWatch::new(self.plan.timeouts.idle_probe(), self.now());
-        let ready_ms = millis(self.attempt_began.elapsed());
-        self.record.ready_ms = Some(ready_ms);
-        self.record_state(LaunchState::Ready, "");
-        self.learn(ready_ms);
-        let mut event = self.event(EventKind::Ready);
-        if let Some(ready) = &mut self.ready {
-            ready.ready_ms = ready_ms;
-            event.ready = Some(ready.clone());
-        }
-        self.tell(event);
-    }
-
     /// What lives when an end begins: told afterwards as ended.
     pub(super) fn remember_living(&mut self) {
         self.refresh_tree();
@@ -399,78 +373,6 @@ impl Supervisor {
         self.give_up_when_doomed();
         self.pending.push(lifecycle::Event::Cleaned { left: !left.is_empty() });
     }
-
-    fn announce_retry(&mut self, failure: Failure) {
-        let diagnostic = self.explain(failure);
-        self.tell(self.event(EventKind::AttemptFailed).diagnostic(&diagnostic));
-        self.record_state(LaunchState::Restarting, &diagnostic.summary);
-        let text = format!("attempt {} of {} follows", self.state.attempt + 1, self.limits.max_attempts);
-        self.tell(self.event(EventKind::Retrying).text(text));
-        self.ready = None;
-        if let Some(plan) = self.next_plan.take() {
-            self.plan = plan.clone();
-            self.record.plan = plan;
-            self.save();
-        }
-    }
-
-    fn explain(&mut self, failure: Failure) -> Diagnostic {
-        let log_path = self.attempt_dir.as_ref().map(AttemptDir::engine_log);
-        let said = self.log.as_ref().map(LogReader::said);
-        let heard = said.as_deref().map(|said| (&said.scan, &said.figures));
-        let known = self.diagnostic.take();
-        let mut diagnostic =
-            explain(failure, known, heard, log_path.as_deref(), self.exit_status, &self.plan);
-        if let Some((pid, title, status)) = self.watched.first_ended() {
-            let how = status.map_or_else(|| "the kernel does not say how".to_owned(), describe_status);
-            diagnostic = diagnostic.fact(format!("process {pid} {title}"), format!("ended first, {how}"));
-        }
-        if let Some(kills) = self.oom_kills.filter(|kills| *kills > 0) {
-            let text = format!("oom_kill {kills}: the kernel killed for lack of memory");
-            diagnostic = diagnostic.fact("memory.events", text);
-        }
-        diagnostic.did.push(crate::report::stop_line(&self.stop));
-        diagnostic
-    }
-
-    fn end(&mut self, outcome: Outcome) {
-        self.record.stop = Some(self.stop.clone());
-        let mut event = match outcome {
-            Outcome::Stopped { .. } => {
-                self.record_state(LaunchState::Stopped, "");
-                self.event(EventKind::Stopped)
-            }
-            Outcome::Failed(failure) => {
-                let diagnostic = self.explain(failure);
-                self.tell(self.event(EventKind::AttemptFailed).diagnostic(&diagnostic));
-                self.record_state(LaunchState::Failed, &diagnostic.summary);
-                self.diagnostic = Some(diagnostic);
-                self.event(EventKind::Failed)
-            }
-            Outcome::Incomplete => {
-                let diagnostic = crate::app::reap::incomplete(&self.plan.name, &self.stop);
-                self.record_state(LaunchState::Failed, &diagnostic.summary);
-                self.diagnostic = Some(diagnostic);
-                self.event(EventKind::Failed)
-            }
-        };
-        event.stop = Some(self.stop.clone());
-        if let Some(diagnostic) = &self.diagnostic {
-            event = event.diagnostic(diagnostic);
-        }
-        self.write_outcome(&event);
-        self.tell(event);
-    }
-
-    fn write_outcome(&self, event: &Event) {
-        let Some(dir) = &self.attempt_dir else { return };
-        let written = serde_json::to_vec_pretty(event).map_err(|error| error.to_string()).and_then(|bytes| {
-            write_atomic(&dir.path.join("outcome.json"), &bytes).map_err(|error| error.to_string())
-        });
-        if let Err(error) = written {
-            self.warn(format!("the outcome cannot be written: {error}"));
-        }
-    }
 }
 
 /// Where this plan's API answers: a wildcard address is reached through loopback.
@@ -482,23 +384,4 @@ pub(in crate::app) fn base_url(plan: &Plan) -> String {
         host => host.to_owned(),
     };
     format!("http://{host}:{}", plan.port)
-}
-
-/// Words for a figure that the engine printed.
-pub(super) fn measured_text(measured: &Measured) -> String {
-    match measured {
-        Measured::Version(version) => format!("vLLM {version}"),
-        Measured::KvCacheTokens(tokens) => format!("KV cache {tokens} tokens"),
-        Measured::KvCacheDtype(dtype) => format!("KV cache data type {dtype}"),
-        Measured::MaxModelLen(tokens) => format!("context {tokens} tokens"),
-        Measured::WeightsSeconds(seconds) => format!("read in {seconds} s"),
-    }
-}
-
-/// Appends one JSON line.
-pub(super) fn append_event(path: &Utf8Path, event: &Event) -> std::io::Result<()> {
-    let mut line = serde_json::to_vec(event)?;
-    line.push(b'\n');
-    let mut file = std::fs::File::options().create(true).append(true).mode(0o600).open(path)?;
-    file.write_all(&line)
 }

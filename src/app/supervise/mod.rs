@@ -5,9 +5,11 @@
 //! and report through channels.
 
 mod act;
+mod announce;
 mod learn;
 mod log_reader;
 mod request;
+mod tell_manager;
 mod watch;
 
 use std::time::{Duration, Instant};
@@ -17,9 +19,9 @@ use tokio::process::Child;
 use tokio::sync::mpsc;
 
 use crate::api::Client;
-use crate::engine::{Member, Tree};
+use crate::engine::{Member, NotifySocket, Tree};
 use crate::facts::{ProcId, StopReport};
-use crate::lifecycle::{self, IdleWatch, Limits, Mark, Outcome, Phase, Stage, State, step};
+use crate::lifecycle::{self, IdleWatch, Limits, Mark, Notifier, Outcome, Phase, Stage, State, step};
 use crate::measure::Verdict;
 use crate::plan::Plan;
 use crate::report::schema::{Event, EventKind, ReadyBody};
@@ -41,6 +43,8 @@ pub struct Launch {
     pub api_key: Option<String>,
     /// The NVML library, when it is not the system's.
     pub nvml_library: Option<String>,
+    /// The service manager, and how long its watchdog waits.
+    pub manager: Option<(NotifySocket, Option<Duration>)>,
     /// Holds the name.
     pub lock: Lock,
     /// Holds the overlay of the checkpoint, when there is one.
@@ -110,6 +114,10 @@ struct Supervisor {
     stage: Option<(Stage, Instant)>,
     living: Vec<Member>,
     watched: Watched,
+    manager: Option<NotifySocket>,
+    notifier: Notifier,
+    /// Work counted inside a stage: done and total.
+    counted: Option<(Stage, u64, u64)>,
     nvml_library: Option<String>,
     /// Processes that the kernel killed for lack of memory, by the control group's count.
     oom_kills: Option<u64>,
@@ -164,6 +172,7 @@ pub async fn supervise(
             }
         };
         me.handle(event).await;
+        me.tell_manager();
         if let Phase::Ended(outcome) = me.state.phase {
             return Ok(Ended { outcome, diagnostic: me.diagnostic, stop: me.stop, ready: me.ready });
         }
@@ -246,10 +255,13 @@ impl Supervisor {
         if self.stage.is_some_and(|(stage, _)| stage == mark.stage) {
             let mut event = self.event(EventKind::StageProgress).stage(mark.stage);
             (event.done, event.total) = match mark.done_of {
-                Some((done, total)) => (Some(done), Some(total)),
+                Some((done, total)) => {
+                    self.counted = Some((mark.stage, done, total));
+                    (Some(done), Some(total))
+                }
                 None => (None, None),
             };
-            event.text = mark.measured.as_ref().map(act::measured_text);
+            event.text = mark.measured.as_ref().map(announce::measured_text);
             if event.done.is_some() || event.text.is_some() {
                 self.tell(event);
             }
@@ -307,7 +319,7 @@ impl Supervisor {
     /// Tells the world and appends to the attempt's `events.jsonl`.
     fn tell(&self, event: Event) {
         if let Some(dir) = &self.attempt_dir
-            && let Err(error) = act::append_event(&dir.events(), &event)
+            && let Err(error) = announce::append_event(&dir.events(), &event)
         {
             tracing::warn!("cannot write an event: {error}");
         }

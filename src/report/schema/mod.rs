@@ -3,6 +3,7 @@
 mod bench;
 mod down;
 mod event;
+mod export;
 mod logs;
 mod patch;
 mod plan;
@@ -15,6 +16,7 @@ mod up;
 pub use bench::{BenchBody, EnvironmentBody, RunBody, WorkloadBody};
 pub use down::DownBody;
 pub use event::{Event, EventKind, ReadyBody};
+pub use export::ExportBody;
 pub use logs::{LogLineBody, LogsBody};
 pub use patch::{InPlaceBody, OverlayBody, PatchBody, PatchDiff, PatchInfo};
 pub use plan::{PlanBody, PlannedEdit};
